@@ -1,0 +1,109 @@
+"""What an execution provider is: a table of kernels, and a memory that their arrays live in.
+
+A provider's package implements `miniort_providers()` and returns a `ProviderInfo` for each. Nothing of the provider is imported or
+opened until `check` or `open` is called, so `ProviderInfo` costs nothing to list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+from miniort.errors import ProviderError
+
+if TYPE_CHECKING:
+    from miniort.kernels import KernelTable
+    from miniort.types import Array, DType
+
+HOST = "host"
+"""The device of providers whose arrays are NumPy arrays. Two providers of one device hand values to each other as they are."""
+
+DeviceArray: TypeAlias = Any
+"""An array of a provider's own kind. The runtime reads `.shape` and `.dtype` and otherwise only hands it on."""
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a provider can be used on this machine, and why not (or what was found)."""
+
+    ok: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class ProviderOptions:
+    """What a session asks of a provider.
+
+    `threads` is the number of threads that its kernels may use, None for the provider's own default.
+    `options` is what the user gave for this provider; a key that the provider doesn't know must be an error.
+    """
+
+    threads: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def reject_unknown(self, provider: str, known: Sequence[str] = ()) -> None:
+        """Raise ProviderError if an option was given that isn't among `known`."""
+        for key in self.options:
+            if key not in known:
+                have = ", ".join(sorted(known)) or "none"
+                raise ProviderError(f"provider {provider!r} has no option {key!r}; its options: {have}")
+
+
+@dataclass(frozen=True)
+class MemoryStats:
+    """Bytes of a provider's memory: in use by live arrays, held from the system, and the most that was ever in use."""
+
+    active: int
+    reserved: int
+    peak: int
+
+
+@runtime_checkable
+class Provider(Protocol):
+    """An open provider. One session owns it and closes it; its methods may be called from several threads at once."""
+
+    device: str
+    """Where its arrays live: `"host"` for NumPy arrays, else a name such as `"cuda:0"`."""
+
+    kernels: KernelTable
+    """Every kernel that the provider has. Kernels of other plugins (`miniort_kernels`) are added by the session."""
+
+    def allocate(self, shape: Sequence[int], dtype: DType) -> DeviceArray:
+        """A new array with undefined contents, C-contiguous, from the provider's pool. It returns there when its last reference dies."""
+
+    def upload(self, array: Array) -> DeviceArray:
+        """A copy of a host array on the device. On a host provider, the array itself."""
+
+    def download(self, array: DeviceArray) -> Array:
+        """A copy of a device array as a NumPy array. On a host provider, the array itself."""
+
+    def synchronize(self) -> None:
+        """Wait until all work that was handed to the device is done."""
+
+    def memory(self) -> MemoryStats:
+        """Bytes of this provider's memory right now."""
+
+    def close(self) -> None:
+        """Give everything back. No method is called afterwards."""
+
+
+@dataclass(frozen=True)
+class ProviderInfo:
+    """A provider that a package offers.
+
+    `check` says whether it can be used here: cheap, and it never raises. `open` makes one; it's called only after `check` said yes.
+    Providers with a higher `priority` come first where the user asks for no order (cuda 300, accelerate 200, cpu 100).
+    """
+
+    name: str
+    priority: int
+    check: Callable[[], Availability]
+    open: Callable[[ProviderOptions], Provider]
+    summary: str = ""
+
+
+def canonical_provider_name(name: str) -> str:
+    """Miniort's name of a provider: `"CPUExecutionProvider"`, onnxruntime's spelling, is `"cpu"`."""
+    suffix = "ExecutionProvider"
+    return name[: -len(suffix)].lower() if name.endswith(suffix) and name != suffix else name.lower()

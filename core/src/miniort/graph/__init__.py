@@ -1,0 +1,1 @@
+"""Graph passes: what they are, and the ones that every session runs."""

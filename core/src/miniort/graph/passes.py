@@ -1,0 +1,104 @@
+"""What a graph pass is, and how a list of them is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import onnx_ir as ir
+
+from miniort.errors import MiniortError, ModelError
+from miniort.model.weights import WeightStore
+from miniort.types import Array, DType
+
+
+class Level(IntEnum):
+    """How far a graph is changed. A pass runs where the session's level is at least its own.
+
+    REQUIRED passes always run: without them some graphs can't run at all. BASIC keeps every op that the model has; EXTENDED may
+    replace many by one.
+    """
+
+    REQUIRED = 0
+    BASIC = 1
+    EXTENDED = 2
+
+    @classmethod
+    def from_name(cls, name: str) -> Level:
+        """`"none"`, `"basic"`, `"extended"` or `"all"`, as onnxruntime calls them. ValueError for another."""
+        return {"none": cls.REQUIRED, "basic": cls.BASIC, "extended": cls.EXTENDED, "all": cls.EXTENDED}[name.lower()]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that a pass did: to which node, and why it was allowed."""
+
+    graph_pass: str
+    node: str
+    reason: str
+
+
+Supports = Callable[[str, str, int, Sequence[DType | None]], bool]
+Evaluate = Callable[[ir.Node, Sequence[Array | None]], "Sequence[Array] | None"]
+
+
+@dataclass
+class PassContext:
+    """What passes may ask, and where they say what they did.
+
+    `supports(op, domain, version, input dtypes)`: whether a provider of the session has a kernel; ask before making a node that the model
+    didn't have. `evaluate(node, inputs)`: the outputs of a node on host arrays, None where they can't be had before a run.
+    """
+
+    supports: Supports
+    evaluate: Evaluate
+    weights: WeightStore
+    opsets: Mapping[str, int]
+    changes: list[Change] = field(default_factory=list)
+    _running: str = ""
+
+    def changed(self, node: ir.Node | str, reason: str) -> None:
+        """Note a change. Every pass calls this for whatever it changes."""
+        name = node if isinstance(node, str) else node.name or node.op_type
+        self.changes.append(Change(self._running, name, reason))
+
+
+@dataclass(frozen=True)
+class GraphPass:
+    """A change of a graph that keeps what it computes. `run(model, context)` changes the model in place.
+
+    Graph inputs and outputs keep their names and types. A value that's a graph output, or has another consumer, stays.
+    Among plugins' passes of one level those with higher `priority` run first.
+    """
+
+    name: str
+    level: Level
+    run: Callable[[ir.Model, PassContext], None]
+    priority: int = 0
+
+
+def run_passes(model: ir.Model, passes: Sequence[GraphPass], level: Level, context: PassContext) -> Sequence[Change]:
+    """Run those passes whose level isn't above `level`, in order. ModelError that names the pass that failed or broke the signature."""
+    signature = _signature(model)
+    for graph_pass in passes:
+        if graph_pass.level > level:
+            continue
+        context._running = graph_pass.name
+        try:
+            graph_pass.run(model, context)
+        except MiniortError:
+            raise
+        except Exception as error:
+            # A pass may come from a plugin and raise anything; the user has to learn which one it was.
+            raise ModelError(
+                f"graph pass {graph_pass.name!r} failed: {type(error).__name__}: {error}; "
+                "a lower graph_optimization_level, or MINIORT_DISABLE_PLUGINS, goes without it"
+            ) from error
+        if _signature(model) != signature:
+            raise ModelError(f"graph pass {graph_pass.name!r} changed the graph's inputs or outputs, which no pass may do")
+    return tuple(context.changes)
+
+
+def _signature(model: ir.Model) -> tuple[tuple[str | None, object], ...]:
+    return tuple((value.name, value.type) for value in (*model.graph.inputs, *model.graph.outputs))

@@ -1,0 +1,1 @@
+"""Running a graph: who gets each node, the compiled plan, and the session."""

@@ -1,0 +1,99 @@
+"""From what the user asked for to open providers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from miniort.errors import ProviderError
+from miniort.kernels import ANY_PROVIDER, Kernel, KernelTable
+from miniort.plugins import PluginManager, collect, collect_mapping
+from miniort.plugins.collect import unknown_name_message
+from miniort.providers import Availability, ProviderInfo, ProviderOptions, canonical_provider_name
+from miniort.runtime.assignment import OpenProvider
+
+AUTO = "auto"
+
+
+def list_providers(plugins: PluginManager) -> dict[str, ProviderInfo]:
+    """Every provider that a plugin offers, available or not, by priority."""
+    return collect_mapping(plugins, "miniort_providers", ProviderInfo)
+
+
+def check_provider(info: ProviderInfo) -> Availability:
+    """Whether a provider can be used here; one whose check breaks the promise not to raise can't."""
+    try:
+        return info.check()
+    except Exception as error:
+        # A plugin may raise anything; the others must still be usable.
+        return Availability(False, f"its check failed: {type(error).__name__}: {error}")
+
+
+def open_providers(
+    plugins: PluginManager,
+    wanted: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None,
+    options: Sequence[Mapping[str, Any]] | None,
+    kernels: Sequence[Kernel],
+    threads: int | None,
+) -> list[OpenProvider]:
+    """The session's providers, opened, in the order in which they'll be asked.
+
+    ProviderError if one that was asked for by name is unknown or can't be used, or if none is left.
+    """
+    known = list_providers(plugins)
+    chosen: list[tuple[ProviderInfo, dict[str, Any]]]
+    if wanted is None or wanted == AUTO:
+        if options:
+            raise ProviderError("provider_options need providers that are named; found none")
+        chosen = [(info, {}) for info in known.values() if check_provider(info).ok]
+        if not chosen:
+            reasons = "; ".join(f"{name}: {check_provider(info).reason}" for name, info in known.items())
+            raise ProviderError(f"no provider can be used here ({reasons or 'none is installed: pip install miniort-cpu'})")
+    else:
+        chosen = [(_usable(plugins, known, name), dict(given)) for name, given in _requests(wanted, options)]
+    seen: set[str] = set()
+    for info, _ in chosen:
+        if info.name in seen:
+            raise ProviderError(f"provider {info.name!r} is asked for twice")
+        seen.add(info.name)
+    for kernel in kernels:
+        if kernel.provider not in (ANY_PROVIDER, *seen):
+            raise ProviderError(f"a kernel for {kernel.op} names the provider {kernel.provider!r}; the session has {', '.join(seen)}")
+    return [_open(plugins, info, given, kernels, threads) for info, given in chosen]
+
+
+def _requests(
+    wanted: str | Sequence[str | tuple[str, Mapping[str, Any]]], options: Sequence[Mapping[str, Any]] | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    requests = [wanted] if isinstance(wanted, str) else list(wanted)
+    if not requests:
+        raise ProviderError("providers is empty; leave it out for every available one")
+    if options is not None and len(options) != len(requests):
+        raise ProviderError(f"provider_options must be as many as providers ({len(requests)}), found {len(options)}")
+    for index, request in enumerate(requests):
+        name, own = (request, {}) if isinstance(request, str) else request
+        yield canonical_provider_name(name), {**own, **(options[index] if options else {})}
+
+
+def _usable(plugins: PluginManager, known: Mapping[str, ProviderInfo], name: str) -> ProviderInfo:
+    if name not in known:
+        raise ProviderError(unknown_name_message(plugins, "provider", name, list(known)))
+    availability = check_provider(known[name])
+    if not availability.ok:
+        raise ProviderError(f"provider {name!r} can't be used here: {availability.reason}")
+    return known[name]
+
+
+def _open(
+    plugins: PluginManager, info: ProviderInfo, options: Mapping[str, Any], own: Sequence[Kernel], threads: int | None
+) -> OpenProvider:
+    provider = info.open(ProviderOptions(threads=threads, options={key: str(value) for key, value in options.items()}))
+    kernels = KernelTable(info.name, provider.kernels)
+    for plugin_name, kernel in collect(plugins, "miniort_kernels", Kernel, provider=info.name):
+        if kernel.provider != info.name:
+            raise ProviderError(f"plugin {plugin_name!r} was asked for kernels of {info.name!r} and gave one of {kernel.provider!r}")
+        kernels.add(kernel)
+    for kernel in own:
+        if kernel.provider in (ANY_PROVIDER, info.name):
+            kernels.add(kernel)
+    return OpenProvider(info.name, provider, kernels)

@@ -1,0 +1,324 @@
+"""The session: a model that was loaded, raised, assigned and compiled, ready to run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from miniort.errors import InputError, KernelError, ModelError
+from miniort.graph.inference import INFER_TYPES
+from miniort.graph.passes import Change, GraphPass, Level, PassContext, run_passes
+from miniort.graph.pipeline import STANDARD_PASSES
+from miniort.kernels import Kernel, NodeContext, NodeView
+from miniort.model.constants import shape_of
+from miniort.model.loading import ModelLike, load_model
+from miniort.model.schemas import check_opsets
+from miniort.model.weights import WeightStore
+from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager
+from miniort.providers import HOST
+from miniort.runtime.assignment import Assigner
+from miniort.runtime.explain import Explanation, explain
+from miniort.runtime.observers import Observer
+from miniort.runtime.open_providers import open_providers
+from miniort.runtime.plan import Compiler, missing_kernel
+from miniort.types import STRING, Array, DType, Shape, dtype_from_onnx, format_shape, type_string
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a session is built.
+
+    graph_optimization_level: `none`, `basic`, `extended` or `all`.
+    strict: refuse, when the session is built, a model with a node that no provider has a kernel for. Otherwise such a node is an error
+        when it's run.
+    intra_op_num_threads: threads that a provider's kernels may use; None for the provider's own default.
+    """
+
+    graph_optimization_level: str = "all"
+    strict: bool = False
+    intra_op_num_threads: int | None = None
+
+    @property
+    def level(self) -> Level:
+        """The level as passes know it. ModelError for an unknown name."""
+        try:
+            return Level.from_name(self.graph_optimization_level)
+        except KeyError:
+            raise ModelError(
+                f"graph_optimization_level is one of none, basic, extended, all; found {self.graph_optimization_level!r}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class NodeArg:
+    """An input or output of a graph: `type` as ONNX writes it (`tensor(float)`), sizes that aren't fixed by name or None."""
+
+    name: str
+    type: str
+    shape: Sequence[int | str | None]
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """What a session was built from; enough to build it again."""
+
+    model: ModelLike
+    base_dir: str | os.PathLike[str] | None
+    options: SessionOptions
+    providers: str | Sequence[Any] | None
+    provider_options: Sequence[Mapping[str, Any]] | None
+    kernels: tuple[Kernel, ...] = ()
+    weights: WeightStore | None = None
+    plugins: PluginManager | None = None
+    observers: tuple[Observer, ...] = field(default=())
+
+
+class InferenceSession:
+    """Runs one model. Its `run` may be called from several threads at once.
+
+    path_or_model: a path, the bytes of a model, a ModelProto, or an onnx-ir model (which the session then owns and changes).
+    sess_options: see `SessionOptions`.
+    providers: names in the order in which they are asked for each node, or `(name, options)` pairs; onnxruntime's spelling
+        (`"CPUExecutionProvider"`) is understood. None or `"auto"`: every available one, by priority. One that was asked for by name and
+        can't be used is an error.
+    provider_options: options for each of `providers`, in the same order.
+    base_dir: the folder of external data, for a model that isn't given as a path.
+    weights: a store that is shared with other sessions, so that they hold common weights once.
+    plugins: a plugin manager, None for one with every installed plugin.
+    kernels: further kernels for this session alone, such as those of your own ops; each goes to the provider that it names.
+
+    Raises ModelError, ProviderError, PluginError or KernelError, each with one line that says what to do.
+    """
+
+    def __init__(
+        self,
+        path_or_model: ModelLike,
+        sess_options: SessionOptions | None = None,
+        providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
+        provider_options: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        base_dir: str | os.PathLike[str] | None = None,
+        weights: WeightStore | None = None,
+        plugins: PluginManager | None = None,
+        kernels: Sequence[Kernel] = (),
+    ) -> None:
+        options = sess_options or SessionOptions()
+        self._build(_Origin(path_or_model, base_dir, options, providers, provider_options, tuple(kernels), weights, plugins))
+
+    def _build(self, origin: _Origin) -> None:
+        self._origin = origin
+        self.options = origin.options
+        self.weights = origin.weights or WeightStore()
+        self.plugins = origin.plugins or create_plugin_manager()
+        level = self.options.level
+        model = load_model(origin.model, origin.base_dir, self.weights)
+        opsets = dict(model.opset_imports)
+        check_opsets("the model", opsets)
+        self.providers = open_providers(
+            self.plugins, origin.providers, origin.provider_options, origin.kernels, threads=self.options.intra_op_num_threads
+        )
+        assigner = Assigner(self.providers, self.weights, opsets, self._select_kernel)
+        self.changes = self._run_passes(model, assigner, opsets, level)
+        self.model = model
+        self._assigner = Assigner(self.providers, self.weights, dict(model.opset_imports), self._select_kernel)
+        self._placements = self._assigner.assign(model.graph)
+        missing = [missing_kernel(each, each.view.name) for each in self._placements.values() if each.kernel is None]
+        if missing and self.options.strict:
+            more = f" ({len(missing) - 1} more nodes have none either)" if len(missing) > 1 else ""
+            raise KernelError(f"strict: {missing[0]}{more}")
+        self._inputs = list(model.graph.inputs)
+        self._input_checks = {value.name or "": _InputCheck.of(value) for value in self._inputs}
+        self._output_names = [value.name or "" for value in model.graph.outputs]
+        self._compile(origin.observers or self._plugin_observers())
+
+    def _compile(self, observers: tuple[Observer, ...]) -> None:
+        compiler = Compiler(self._placements, self.providers, self.weights, observers)
+        self.plan = compiler.compile(self.model.graph)
+        unknown = [name for observer in observers for name in observer.wants if name not in self.plan.names]
+        if unknown:
+            raise InputError(
+                f"no value is named {unknown[0]!r} in the graph that runs; "
+                "if an optimisation removed it, build the session with graph_optimization_level='none'"
+            )
+
+    def _plugin_observers(self) -> tuple[Observer, ...]:
+        return tuple(observer for _, observer in collect(self.plugins, "miniort_observers", object, session=self))  # type: ignore[misc]
+
+    def _select_kernel(self, view: NodeView, candidates: list[Kernel]) -> Kernel | None:
+        chosen: Kernel | None = self.plugins.hook.miniort_select_kernel(node=view, candidates=candidates)
+        return chosen
+
+    def _run_passes(self, model: ir.Model, assigner: Assigner, opsets: Mapping[str, int], level: Level) -> Sequence[Change]:
+        def evaluate(node: ir.Node, inputs: Sequence[Array | None]) -> Sequence[Array] | None:
+            return _evaluate(assigner, node, inputs)
+
+        context = PassContext(
+            supports=lambda op, domain, version, dtypes: assigner.supports(op, domain, version, dtypes),
+            evaluate=evaluate,
+            weights=self.weights,
+            opsets=opsets,
+        )
+        offered = collect_mapping(self.plugins, "miniort_graph_passes", GraphPass)
+        passes = [*STANDARD_PASSES, *sorted(offered.values(), key=lambda each: each.level)]
+        if offered:
+            passes.append(INFER_TYPES)
+        return run_passes(model, passes, level, context)
+
+    def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object | None = None) -> list[Any]:
+        """Run once: the outputs named (None: all), in that order, as NumPy arrays that belong to the caller.
+
+        input_feed: a NumPy array for each input by name, of the input's element type. InputError if one is missing, unknown, or of another
+        type or shape. RunError, from the kernel's own exception, if a node fails.
+        """
+        wanted = self._wanted(output_names)
+        outputs = self.plan.run(self._feeds(input_feed))
+        return [self._own(index, outputs[index]) for index in wanted]
+
+    def execute(self, input_feed: Mapping[str, Any]) -> dict[str, Any]:
+        """Run once, without checks or copies: all outputs by name. For callers that feed what they know to be right.
+
+        The outputs may share memory with the feeds or with weights, so they must not be written into.
+        """
+        outputs = self.plan.run([input_feed.get(value.name or "") for value in self._inputs])
+        return dict(zip(self._output_names, outputs, strict=True))
+
+    def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
+        if not names:
+            return range(len(self._output_names))
+        for name in names:
+            if name not in self._output_names:
+                raise InputError(f"the model has no output {name!r}; its outputs: {', '.join(self._output_names)}")
+        return [self._output_names.index(name) for name in names]
+
+    def _own(self, index: int, value: Any) -> Any:
+        if not isinstance(value, np.ndarray | np.generic):
+            return value
+        return np.array(value) if index in self.plan.copied_outputs else np.asarray(value)
+
+    def _feeds(self, feed: Mapping[str, Any]) -> list[Any]:
+        for name in feed:
+            if name not in self._input_checks:
+                raise InputError(f"the model has no input {name!r}; its inputs: {', '.join(self._input_checks) or 'none'}")
+        return [check.accept(name, feed.get(name)) for name, check in self._input_checks.items()]
+
+    def get_inputs(self) -> list[NodeArg]:
+        """The inputs that have to be fed, in the model's order."""
+        return [_node_arg(value) for value in self._inputs if value.const_value is None]
+
+    def get_overridable_initializers(self) -> list[NodeArg]:
+        """The inputs that have a default, which a feed may replace."""
+        return [_node_arg(value) for value in self._inputs if value.const_value is not None]
+
+    def get_outputs(self) -> list[NodeArg]:
+        """The outputs, in the model's order."""
+        return [_node_arg(value) for value in self.model.graph.outputs]
+
+    def get_providers(self) -> list[str]:
+        """The session's providers, in the order in which they are asked."""
+        return [provider.name for provider in self.providers]
+
+    def explain(self) -> Explanation:
+        """What was done to the graph, who runs each node and who refused it and why, and where values are copied between devices."""
+        return explain(self.changes, self._placements, self.plan)
+
+    def observe(self, *observers: Observer) -> InferenceSession:
+        """A session over the same graph and weights whose every run these observers watch. This one goes on unobserved.
+
+        InputError if an observer wants a value that the graph doesn't have.
+        """
+        watched = object.__new__(InferenceSession)
+        watched.__dict__.update(self.__dict__)
+        watched._origin = replace(self._origin, observers=observers)
+        watched._compile(observers)
+        return watched
+
+    def close(self) -> None:
+        """Give the providers' memory back. The session can't run afterwards."""
+        for provider in self.providers:
+            provider.provider.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._origin.model, ir.Model):
+            raise ModelError("a session over an onnx-ir model can't be pickled; build it from a path, bytes or a ModelProto")
+        return _rebuild, (replace(self._origin, weights=None, plugins=None, observers=()),)
+
+
+def _rebuild(origin: _Origin) -> InferenceSession:
+    session = object.__new__(InferenceSession)
+    session._build(origin)
+    return session
+
+
+def _evaluate(assigner: Assigner, node: ir.Node, inputs: Sequence[Array | None]) -> Sequence[Array] | None:
+    """The outputs of a node whose inputs are known, by a kernel on the host; None where there is none, or it fails."""
+    placement = replace(assigner, providers=[each for each in assigner.providers if each.provider.device == HOST]).place(node)
+    if placement.provider is None or placement.kernel is None:
+        return None
+    view = placement.view
+    context = NodeContext(**{name: getattr(view, name) for name in NodeView.__dataclass_fields__}, provider=placement.provider.provider)
+    try:
+        result = placement.kernel.compile(context)(*inputs)
+    except Exception:
+        # What can't be computed now is left in the graph; its error comes when it's run, with the node's name.
+        return None
+    results = result if type(result) is tuple else (result,)
+    # A result may be a view of an input, which is fine: both are constants. It must not hold memory of the pool.
+    return [np.array(each) if isinstance(each, np.generic) else each for each in results]
+
+
+@dataclass(frozen=True)
+class _InputCheck:
+    """What is known of an input, to look at what is fed for it."""
+
+    dtype: DType | None
+    shape: Shape | None
+    fixed: tuple[tuple[int, int], ...]
+    optional: bool
+
+    @classmethod
+    def of(cls, value: ir.Value) -> _InputCheck:
+        is_tensor = isinstance(value.type, ir.TensorType)
+        shape = shape_of(value) if is_tensor else None
+        return cls(
+            dtype=dtype_from_onnx(int(value.dtype)) if is_tensor and value.dtype else None,
+            shape=shape,
+            fixed=tuple((axis, size) for axis, size in enumerate(shape or ()) if isinstance(size, int)),
+            optional=value.const_value is not None or isinstance(value.type, ir.OptionalType),
+        )
+
+    def accept(self, name: str, value: Any) -> Any:
+        """The value as kernels take it. InputError if it doesn't fit."""
+        if value is None:
+            if self.optional:
+                return None
+            raise InputError(f"input {name!r} is missing: {type_string(self.dtype)} of shape {format_shape(self.shape)} is needed")
+        if self.dtype is None:
+            return value
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.dtype != self.dtype:
+            if self.dtype == STRING and array.dtype.kind in "US":
+                return array.astype(object)
+            found = type_string(array.dtype) if array.dtype.kind in "biufcUSO" else str(array.dtype)
+            raise InputError(
+                f"input {name!r} must be {type_string(self.dtype)}, found {found}; convert it with .astype({str(self.dtype)!r})"
+            )
+        if self.shape is not None and (array.ndim != len(self.shape) or any(array.shape[axis] != size for axis, size in self.fixed)):
+            raise InputError(f"input {name!r} must have the shape {format_shape(self.shape)}, found {list(array.shape)}")
+        return array
+
+
+def _node_arg(value: ir.Value) -> NodeArg:
+    kind: Any = value.type
+    wrappers = []
+    while isinstance(kind, ir.SequenceType | ir.OptionalType):
+        wrappers.append("seq" if isinstance(kind, ir.SequenceType) else "optional")
+        kind = kind.elem_type
+    text = type_string(dtype_from_onnx(int(value.dtype)) if value.dtype else None)
+    for wrapper in reversed(wrappers):
+        text = f"{wrapper}({text})"
+    return NodeArg(value.name or "", text, list(shape_of(value) or ()))

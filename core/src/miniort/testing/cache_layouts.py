@@ -1,0 +1,266 @@
+"""The kit for cache layouts: a hypothesis state machine that compares a layout with a plain concatenation.
+
+from miniort.testing import cache_layout_machine
+
+TestMyLayout = cache_layout_machine(MyLayout).TestCase
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from miniort.errors import CacheError
+from miniort.generation.cache import CacheSpec, KVCache
+from miniort.types import Array
+
+_MOST_NEW = 5
+_MOST_ROWS = 4
+_MOST_CACHES = 4
+
+_SPECS = st.builds(
+    CacheSpec,
+    layers=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    kv_heads=st.integers(1, 2),
+    head_dim=st.integers(1, 3),
+    value_head_dim=st.integers(1, 3),
+    dtype=st.sampled_from([np.dtype(np.float32), np.dtype(np.float16)]),
+    capacity=st.none() | st.integers(1, 12),
+)
+
+
+@dataclass
+class _History:
+    """The oracle: every committed token of each layer, keys and values [batch, kv heads, time, dim]; and the cache that should agree."""
+
+    cache: KVCache
+    keys: list[Array]
+    values: list[Array]
+    distinct_rows: int
+    """At least so many rows may differ; a layout may store equal rows once."""
+
+    @property
+    def length(self) -> int:
+        return int(self.keys[0].shape[2])
+
+    @property
+    def batch(self) -> int:
+        return int(self.keys[0].shape[0])
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
+
+
+@contextmanager
+def _refused(what: str) -> Iterator[None]:
+    try:
+        yield
+    except CacheError:
+        return
+    raise AssertionError(f"{what} must be a CacheError")
+
+
+def cache_layout_machine(factory: Callable[[CacheSpec], KVCache]) -> type[RuleBasedStateMachine]:
+    """A state machine that appends, abandons, commits (all or some), crops, reorders and forks caches that `factory` makes.
+
+    Its `TestCase` is what a test runner collects. Each view is compared with a plain concatenation of the tokens that `positions()`
+    says are kept, so a layout may let go of old tokens, if it says so by `min_length`. Tokens that are never committed are NaN: one
+    that leaks can't go unnoticed. Views must stay valid until the same layer is appended to again, for a graph may be fed all at once.
+    """
+
+    class CacheLayoutMachine(RuleBasedStateMachine):
+        caches: Bundle[_History] = Bundle("caches")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.histories: list[_History] = []
+            self.tokens_made = 0
+
+        def fresh_tokens(self, history: _History, count: int) -> list[tuple[Array, Array]]:
+            """A key and a value for each layer, [batch, kv heads, count, dim], unlike any others."""
+            self.tokens_made += 1
+            rng = np.random.default_rng(self.tokens_made)
+            rows = (history.batch, self.spec.kv_heads, count)
+            return [
+                (
+                    rng.standard_normal((*rows, self.spec.head_dim)).astype(self.spec.dtype),
+                    rng.standard_normal((*rows, self.spec.value_head_dim)).astype(self.spec.dtype),
+                )
+                for _ in range(self.spec.layers)
+            ]
+
+        def append(self, history: _History, tokens: list[tuple[Array, Array]]) -> None:
+            """Append to each layer, and compare all views once the last layer has been appended to."""
+            kept = history.cache.positions()
+            views = [history.cache.append(layer, key, value) for layer, (key, value) in enumerate(tokens)]
+            for layer, (view, new) in enumerate(zip(views, tokens, strict=True)):
+                for noun, found, old, added in (
+                    ("keys", view[0], history.keys[layer], new[0]),
+                    ("values", view[1], history.values[layer], new[1]),
+                ):
+                    found = np.asarray(found)
+                    wanted = np.concatenate((old[:, :, kept], added), axis=2)
+                    where = f"{noun} of layer {layer}, {len(kept)} old tokens and {added.shape[2]} new ones"
+                    _check(
+                        found.shape == wanted.shape and found.dtype == wanted.dtype,
+                        f"{where}: wanted {wanted.dtype} {wanted.shape}, found {found.dtype} {found.shape}",
+                    )
+                    _check(np.array_equal(found, wanted, equal_nan=True), f"{where}: wanted\n{wanted}\nfound\n{found}")
+
+        def look(self, history: _History) -> None:
+            """Compare what is committed, by an append of no tokens."""
+            self.append(history, self.fresh_tokens(history, 0))
+
+        def room(self, history: _History, wanted: int) -> int:
+            """`wanted`, or as many tokens as still fit."""
+            return wanted if self.spec.capacity is None else min(wanted, self.spec.capacity - history.length)
+
+        @initialize(target=caches, spec=_SPECS)
+        def create(self, spec: CacheSpec) -> _History:
+            self.spec = spec
+            keys = np.empty((spec.batch, spec.kv_heads, 0, spec.head_dim), spec.dtype)
+            values = np.empty((spec.batch, spec.kv_heads, 0, spec.value_head_dim), spec.dtype)
+            history = _History(factory(spec), [keys] * spec.layers, [values] * spec.layers, distinct_rows=spec.batch)
+            self.histories.append(history)
+            return history
+
+        @rule(history=caches, new=st.integers(0, _MOST_NEW), left_out=st.just(0) | st.integers(0, _MOST_NEW))
+        def step(self, history: _History, new: int, left_out: int) -> None:
+            """Append `new` tokens to every layer and commit all but the last `left_out`."""
+            new = self.room(history, new)
+            count = max(0, new - left_out)
+            tokens = self.fresh_tokens(history, new)
+            for key, value in tokens:
+                key[:, :, count:] = value[:, :, count:] = np.nan
+            self.append(history, tokens)
+            history.cache.commit(count)
+            history.keys = [np.concatenate((old, key[:, :, :count]), axis=2) for old, (key, _) in zip(history.keys, tokens, strict=True)]
+            history.values = [
+                np.concatenate((old, value[:, :, :count]), axis=2) for old, (_, value) in zip(history.values, tokens, strict=True)
+            ]
+
+        @rule(history=caches, new=st.integers(1, _MOST_NEW), layers=st.integers(1, 3))
+        def abandon(self, history: _History, new: int, layers: int) -> None:
+            """Append to some of the layers, as a step that fails half-way does."""
+            self.append_some(history, new, layers)
+
+        def append_some(self, history: _History, new: int, layers: int) -> int:
+            """Append NaN tokens to the first `layers` layers, as many as fit; how many that were."""
+            new = self.room(history, new)
+            tokens = [(np.full_like(key, np.nan), np.full_like(value, np.nan)) for key, value in self.fresh_tokens(history, new)]
+            self.append(history, tokens[:layers])
+            return new
+
+        @rule(history=caches, new=st.integers(0, _MOST_NEW))
+        def commit_too_many(self, history: _History, new: int) -> None:
+            new = self.append_some(history, new, self.spec.layers)
+            with _refused(f"a commit of {new + 1} tokens of {new} that were appended"):
+                history.cache.commit(new + 1)
+            with _refused("a commit of -1 tokens"):
+                history.cache.commit(-1)
+
+        @precondition(lambda self: self.spec.layers > 1)
+        @rule(history=caches, new=st.integers(1, _MOST_NEW))
+        def commit_half_a_step(self, history: _History, new: int) -> None:
+            """Commit when the last layer has got nothing."""
+            history.cache.commit(0)
+            new = self.append_some(history, new, self.spec.layers - 1)
+            if new:
+                with _refused("a commit when a layer was appended nothing"):
+                    history.cache.commit(new)
+
+        @precondition(lambda self: self.spec.capacity is not None)
+        @rule(history=caches, excess=st.integers(1, 2))
+        def overflow(self, history: _History, excess: int) -> None:
+            """More tokens than the capacity, which may be refused when they are appended or when they are committed."""
+            assert self.spec.capacity is not None
+            new = self.spec.capacity - history.length + excess
+            with _refused(f"a length of {history.length + new} with a capacity of {self.spec.capacity}"):
+                for layer, (key, value) in enumerate(self.fresh_tokens(history, new)):
+                    history.cache.append(layer, key * np.nan, value * np.nan)
+                history.cache.commit(new)
+
+        @rule(history=caches, near_start=st.booleans(), distance=st.integers(0, 3), pending=st.integers(0, 2))
+        def crop(self, history: _History, near_start: bool, distance: int, pending: int) -> None:
+            """Rewind to close by the shortest length or the whole one, also in the middle of a step."""
+            pending = self.append_some(history, pending, self.spec.layers)
+            shortest, length = history.cache.min_length, history.length
+            length = min(shortest + distance, length) if near_start else max(shortest, length - distance)
+            history.cache.crop(length)
+            history.keys = [keys[:, :, :length] for keys in history.keys]
+            history.values = [values[:, :, :length] for values in history.values]
+            if pending:
+                with _refused("a commit after a crop, which drops what was appended,"):
+                    history.cache.commit(pending)
+
+        @rule()
+        def look_at_all(self) -> None:
+            """No cache has changed because of what happened to another."""
+            for history in self.histories:
+                self.look(history)
+
+        @rule(history=caches)
+        def crop_outside(self, history: _History) -> None:
+            for length in (history.cache.min_length - 1, history.length + 1):
+                with _refused(f"a crop to {length} where {history.cache.min_length} … {history.length} can be reached"):
+                    history.cache.crop(length)
+
+        @rule(history=caches, choice=st.lists(st.integers(0, 255), min_size=1, max_size=_MOST_ROWS))
+        def reorder(self, history: _History, choice: list[int]) -> None:
+            """Rows that repeat, vanish and swap; the batch grows and shrinks."""
+            rows = np.array(choice, dtype=np.int64) % history.batch
+            history.cache.reorder(rows)
+            history.keys = [keys[rows] for keys in history.keys]
+            history.values = [values[rows] for values in history.values]
+            history.distinct_rows = min(history.distinct_rows, len(np.unique(rows)))
+            self.look(history)
+
+        @rule(history=caches)
+        def reorder_outside(self, history: _History) -> None:
+            for row in (-1, history.batch):
+                with _refused(f"row {row} of {history.batch}"):
+                    history.cache.reorder(np.array([0, row], dtype=np.int64))
+
+        @precondition(lambda self: len(self.histories) < _MOST_CACHES)
+        @rule(target=caches, history=caches, pending=st.integers(0, 2))
+        def fork(self, history: _History, pending: int) -> _History:
+            """A second continuation, which knows nothing of tokens that aren't committed yet."""
+            pending = self.append_some(history, pending, self.spec.layers)
+            other = _History(history.cache.fork(), history.keys, history.values, history.distinct_rows)
+            if pending:
+                with _refused("a commit in a fork, which takes over committed tokens only,"):
+                    other.cache.commit(pending)
+            self.histories.append(other)
+            return other
+
+        @invariant()
+        def what_it_says_of_itself_is_right(self) -> None:
+            for history in self.histories:
+                cache, length = history.cache, history.length
+                _check(cache.length == length, f"length: wanted {length}, found {cache.length}")
+                _check(0 <= cache.min_length <= length, f"min_length: wanted 0 … {length}, found {cache.min_length}")
+                positions = np.asarray(cache.positions())
+                kept = positions.tolist()
+                _check(positions.dtype == np.int64 and positions.ndim == 1, f"positions: wanted a list of int64, found {positions!r}")
+                _check(kept == sorted(set(kept) & set(range(length))), f"positions: wanted some of 0 … {length - 1}, rising, found {kept}")
+                _check(kept[-1:] == list(range(length))[-1:], f"positions: the newest token, {length - 1}, must be kept, found {kept}")
+                _check(
+                    cache.min_length > 0 or len(kept) == length,
+                    f"min_length is 0, but of {length} tokens only {kept} are kept, so a crop can't be right",
+                )
+                least = len(kept) * self.spec.bytes_per_token() // self.spec.batch * history.distinct_rows
+                _check(cache.nbytes >= least, f"nbytes: {len(kept)} tokens take {least} bytes at least, found {cache.nbytes}")
+
+    CacheLayoutMachine.TestCase.settings = settings(
+        max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    return CacheLayoutMachine

@@ -1,0 +1,8 @@
+"""All kernels of the provider, by families of ops."""
+
+from __future__ import annotations
+
+from miniort.kernels import KernelTable, merge_tables
+from miniort_accelerate.kernels import activation, elementwise, matrix
+
+KERNELS: KernelTable = merge_tables("accelerate", matrix.kernels, elementwise.kernels, activation.kernels)

@@ -1,0 +1,198 @@
+"""A test double of the modules `cupy` and `cupyx.scipy.special`, for machines without a GPU.
+
+It computes with NumPy, but keeps what makes CuPy's arrays different from NumPy's: they refuse to become host arrays by themselves,
+functions refuse host arrays, results are arrays even where they have no axes, each array lives on one device and may be touched only
+while that device is the thread's current one, and memory comes from a pool per device. Uploads, downloads and launches are counted.
+It is stricter than CuPy in one way: what would wait for the device unasked (`bool`, `int`, iteration) raises.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+POOL_BLOCK = 512  # bytes; CuPy's pool rounds up to these
+
+FUNCTIONS = frozenset(
+    {"abs", "add", "broadcast_to", "concatenate", "cos", "divide", "empty_like", "equal", "exp", "expand_dims", "floor_divide"}
+    | {"greater", "greater_equal", "isnan", "less", "less_equal", "logical_and", "logical_not", "logical_or", "matmul", "multiply"}
+    | {"negative", "not_equal", "ones_like", "power", "sin", "sqrt", "subtract", "take", "tanh", "where"}
+)
+"""What kernels may call: functions that NumPy and CuPy both have (each was looked up in CuPy 14)."""
+
+METHODS = frozenset({"astype", "copy", "max", "mean", "reshape", "squeeze", "sum", "transpose"})
+
+OPERATORS = (
+    *("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv", "iadd", "isub", "imul", "itruediv"),
+    *("neg", "lt", "le", "gt", "ge"),
+)
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise TypeError("implicit conversion of a device array to a host value is not allowed")
+
+
+class FakeArray:
+    """An array on a fake device. Only what CuPy's arrays have and our kernels use is there."""
+
+    __slots__ = ("__weakref__", "_cupy", "_data", "_memory", "device_id")
+
+    __array__ = __array_function__ = __bool__ = __int__ = __float__ = __index__ = __iter__ = __len__ = refuse
+    __array_ufunc__ = None
+
+    def __init__(self, cupy: FakeCupy, data: np.ndarray, memory: Memory, device_id: int) -> None:
+        self._cupy, self._data, self._memory, self.device_id = cupy, data, memory, device_id
+
+    shape = property(lambda self: self._data.shape)
+    dtype = property(lambda self: self._data.dtype)
+    ndim = property(lambda self: self._data.ndim)
+    size = property(lambda self: self._data.size)
+    nbytes = property(lambda self: self._data.nbytes)
+    T = property(lambda self: self.transpose())
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in METHODS:
+            raise AttributeError(f"the fake CuPy array has no {name!r}")
+        method = getattr(np.ndarray, name)
+        return lambda *arguments, **options: self._cupy.launch(method, self, *arguments, **options)
+
+    def __getitem__(self, index: Any) -> FakeArray:
+        return self._cupy.launch(np.ndarray.__getitem__, self, index)
+
+
+def _operator(name: str) -> Any:
+    method = getattr(np.ndarray, f"__{name}__")
+    return lambda self, *operands: self._cupy.launch(method, self, *operands)
+
+
+for _name in OPERATORS:
+    setattr(FakeArray, f"__{_name}__", _operator(_name))
+
+
+class Pool:
+    """Bytes of one device."""
+
+    def __init__(self) -> None:
+        self.used = self.total = 0
+
+    def used_bytes(self) -> int:
+        return self.used
+
+    def total_bytes(self) -> int:
+        return self.total
+
+    def free_all_blocks(self) -> None:
+        self.total = self.used
+
+    def take(self, nbytes: int) -> None:
+        self.used += nbytes
+        self.total = max(self.total, self.used)
+
+    def give_back(self, nbytes: int) -> None:
+        self.used -= nbytes
+
+
+class Memory:
+    """One block of a pool; views of an array share its block."""
+
+    def __init__(self, pool: Pool, nbytes: int) -> None:
+        rounded = -(-nbytes // POOL_BLOCK) * POOL_BLOCK
+        pool.take(rounded)
+        weakref.finalize(self, pool.give_back, rounded)
+
+
+class FakeCupy:
+    """The module `cupy`; `special` is `cupyx.scipy.special` for the same arrays."""
+
+    def __init__(self, devices: int = 1, capability: str = "86") -> None:
+        self.counts: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+        self._pools = [Pool() for _ in range(devices)]
+        self._thread = threading.local()
+        self.synchronized: list[int] = []
+        cupy = self
+
+        class Device:
+            compute_capability = capability
+
+            def __init__(self, device_id: int) -> None:
+                self.id = device_id
+
+            def __enter__(self) -> Device:
+                self._before = cupy.current_device
+                cupy._thread.device = self.id
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                cupy._thread.device = self._before
+
+            def synchronize(self) -> None:
+                cupy.synchronized.append(self.id)
+
+        self.cuda = SimpleNamespace(Device=Device, runtime=SimpleNamespace(getDeviceCount=lambda: devices))
+        error_function = np.vectorize(math.erf, otypes=[np.float64])
+        self.special = SimpleNamespace(erf=lambda x: self.launch(error_function, x))
+
+    @property
+    def current_device(self) -> int:
+        return getattr(self._thread, "device", 0)
+
+    def get_default_memory_pool(self) -> Pool:
+        return self._pools[self.current_device]
+
+    def array(self, host: np.ndarray) -> FakeArray:
+        """Upload. CuPy has no arrays of Python objects."""
+        if not isinstance(host, np.ndarray) or host.dtype.kind not in "biuf":
+            raise ValueError(f"unsupported: {host!r}")
+        self.counts["upload"] += 1
+        return self._new(np.array(host))
+
+    def asnumpy(self, array: FakeArray) -> np.ndarray:
+        """Download."""
+        self.counts["download"] += 1
+        return np.array(self._open(array))
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
+        data = np.empty(shape, dtype)
+        data.view(np.uint8).fill(0xA5) if data.size and data.ndim else None  # undefined contents must not look like zeros
+        return self._new(data)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"the fake cupy has no {name!r}")
+        return lambda *arguments, **options: self.launch(getattr(np, name), *arguments, **options)
+
+    def launch(self, function: Any, *arguments: Any, **options: Any) -> FakeArray:
+        """Compute on the current device. A result that shares an argument's memory is a view, and no launch."""
+        sources = [a for argument in arguments for a in (argument if isinstance(argument, tuple | list) else [argument])]
+        arrays = [source for source in sources if isinstance(source, FakeArray)]
+        with np.errstate(all="ignore"):  # a GPU doesn't warn
+            result = np.asarray(function(*(self._open(argument) for argument in arguments), **options))
+        for array in arrays:
+            if array._data is result:
+                return array
+            if np.shares_memory(array._data, result):
+                return FakeArray(self, result, array._memory, array.device_id)
+        self.counts["launch"] += 1
+        self.launches[function.__name__] += 1
+        return self._new(result)
+
+    def _new(self, data: np.ndarray) -> FakeArray:
+        return FakeArray(self, data, Memory(self.get_default_memory_pool(), data.nbytes), self.current_device)
+
+    def _open(self, value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(self._open(item) for item in value)
+        if isinstance(value, np.ndarray):
+            raise TypeError("unsupported type: a host array was given to a device function")
+        if not isinstance(value, FakeArray):
+            return value
+        if value.device_id != self.current_device:
+            raise RuntimeError(f"an array of device {value.device_id} was touched while device {self.current_device} is current")
+        return value._data

@@ -1,0 +1,1 @@
+"""The `miniort` command."""

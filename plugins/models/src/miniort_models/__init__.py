@@ -1,0 +1,1 @@
+"""Decoders for miniort: where they come from, their tokenizers, and a demo model."""

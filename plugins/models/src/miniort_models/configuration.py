@@ -1,0 +1,89 @@
+"""What the JSON files of a model's folder say about its decoder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from miniort.errors import ModelError
+
+T = TypeVar("T")
+
+# (file, keys from the outermost inwards), the first that says something wins
+_CONTEXT_LENGTH_KEYS = (
+    ("config.json", ("n_positions",)),
+    ("config.json", ("n_ctx",)),
+    ("config.json", ("max_position_embeddings",)),
+    ("genai_config.json", ("model", "context_length")),
+)
+_END_TOKEN_KEYS = (
+    ("generation_config.json", ("eos_token_id",)),
+    ("config.json", ("eos_token_id",)),
+    ("genai_config.json", ("model", "eos_token_id")),
+)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The most tokens that a model can see, None where nothing says so, and the ids that end a text."""
+
+    context_length: int | None
+    end_tokens: frozenset[int]
+
+
+def read_configuration(folders: Sequence[Path]) -> Configuration:
+    """From `config.json`, `generation_config.json` and `genai_config.json`, each in the first of the folders that has it.
+
+    ModelError that names the file if one is damaged, or says something that can't be.
+    """
+    files = {name: _read_first(folders, name) for name in ("config.json", "generation_config.json", "genai_config.json")}
+    return Configuration(
+        context_length=next(_said(files, _CONTEXT_LENGTH_KEYS, _as_length), None),
+        end_tokens=next(_said(files, _END_TOKEN_KEYS, _as_ids), frozenset()),
+    )
+
+
+_Files = dict[str, "tuple[Path, dict[str, Any]] | None"]
+
+
+def _read_first(folders: Sequence[Path], name: str) -> tuple[Path, dict[str, Any]] | None:
+    path = next((folder / name for folder in folders if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} can't be read as JSON: {error}; get it again") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must be a JSON object, found {type(content).__name__}")
+    return path, content
+
+
+def _said(files: _Files, keys: Sequence[tuple[str, tuple[str, ...]]], convert: Callable[[Path, str, Any], T]) -> Iterator[T]:
+    """What the files say under these keys, in their order; null says nothing."""
+    for name, key_path in keys:
+        found = files[name]
+        if found is None:
+            continue
+        path, value = found
+        inner: Any = value
+        for key in key_path:
+            inner = inner.get(key) if isinstance(inner, dict) else None
+        if inner is not None:
+            yield convert(path, ".".join(key_path), inner)
+
+
+def _as_length(path: Path, key: str, value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{path}: {key} must be a number of tokens, found {value!r}")
+    return value
+
+
+def _as_ids(path: Path, key: str, value: Any) -> frozenset[int]:
+    ids = value if isinstance(value, list) else [value]
+    if any(type(token) is not int or token < 0 for token in ids):
+        raise ModelError(f"{path}: {key} must be a token id or a list of them, found {value!r}")
+    return frozenset(ids)

@@ -1,0 +1,1 @@
+"""ONNX graphs of decoders, built from a configuration and weights; one file for each architecture."""

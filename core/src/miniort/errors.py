@@ -31,6 +31,10 @@ class PluginError(MiniortError):
     """A plugin, or a name that a plugin should have given, is missing, broken or in conflict with another."""
 
 
+class PluginWarning(UserWarning):
+    """A plugin failed in a hook and was left out. What it would have given is missing from the session that warns."""
+
+
 class ProviderError(MiniortError):
     """A provider is unknown, unavailable, or was given an option that it doesn't know."""
 

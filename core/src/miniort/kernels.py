@@ -1,12 +1,17 @@
 """What a kernel is, and how a provider registers its own.
 
-kernels = KernelTable("cpu")
+A function that compiles a node is registered in a table, and returns the function that runs it::
 
-@kernels.register("Softmax", versions=(13, None))
-def softmax(node: NodeContext) -> Run:
-axis = node.attribute("axis", -1)       # read once, when the session is built
-def run(x): ...                         # called for every run, with arrays only
-return run
+    kernels = KernelTable("cpu")
+
+
+    @kernels.register("Softmax", versions=(13, None))
+    def softmax(node: NodeContext) -> Run:
+        axis = node.attribute("axis", -1)  # read once, when the session is built
+
+        def run(x): ...  # called for every run, with arrays only
+
+        return run
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 
 NEWEST_TESTED: Mapping[str, int] = {"": 28, "ai.onnx.ml": 5, "com.microsoft": 1, "miniort": 1}
 """The newest opset of each domain that this release was tested with: what `versions=(n, None)` reaches to."""
+
+ANY_INPUT = -1
+"""What a kernel names as its `view_of` where an output may hold any of its inputs, as a sequence does."""
 
 ANY_PROVIDER = "*"
 """What a kernel names as its provider where it's given to a session by itself and all that it touches is on the host."""
@@ -97,11 +105,13 @@ class NodeContext(NodeView):
     """What a kernel is given when it's compiled: the node, the provider, shared weights, and compiled sub-graphs.
 
     A kernel of a node with sub-graphs is run with one more argument in front, the scope that it hands on to `subgraph(...)`.
+    `block_outputs` are the outputs that may be a `BlockedView`, for all who read them take blocks (`Kernel.block_inputs`).
     """
 
     provider: Provider = field(kw_only=True)
     subgraphs: Mapping[str, Subgraph] = field(default_factory=dict)
     share: Callable[[Array, str, Callable[[Array], Any]], Any] | None = None
+    block_outputs: frozenset[int] = frozenset()
 
     def prepare(self, index: int, label: str, make: Callable[[Array], Any]) -> Any:
         """`make(constant)` for the constant input `index`, made once for all sessions that share its `WeightStore`.
@@ -130,7 +140,7 @@ class Kernel:
     host_inputs: inputs that the kernel wants as host arrays, whatever its device (the shape of a `Reshape`).
     metadata_inputs: inputs of which it reads only `.shape` and `.dtype`, so an array of any device will do.
     host_outputs: outputs that it returns as host arrays.
-    view_of: the input that any of its outputs may share memory with.
+    view_of: the input that any of its outputs may share memory with; ANY_INPUT where it may be each of them.
     refuse: looks at a node that the kernel would otherwise take, and says why it can't (a shape or an attribute), or None. Two kernels
         of one provider may cover the same versions and types where one of them refuses: the one that was added first is asked first.
     """
@@ -146,6 +156,7 @@ class Kernel:
     metadata_inputs: frozenset[int] = frozenset()
     host_outputs: frozenset[int] = frozenset()
     view_of: int | None = None
+    block_inputs: frozenset[int] = frozenset()
     refuse: Callable[[NodeView], str | None] | None = field(default=None, compare=False)
 
     def covers(self, version: int) -> bool:
@@ -186,6 +197,7 @@ class KernelTable:
         metadata_inputs: Collection[int] = (),
         host_outputs: Collection[int] = (),
         view_of: int | None = None,
+        block_inputs: Collection[int] = (),
         refuse: Callable[[NodeView], str | None] | None = None,
     ) -> Callable[[CompileKernel], CompileKernel]:
         """Decorator: the function compiles nodes of `op` whose schema version lies in `versions` (both ends included).
@@ -208,6 +220,7 @@ class KernelTable:
                     metadata_inputs=frozenset(metadata_inputs),
                     host_outputs=frozenset(host_outputs),
                     view_of=view_of,
+                    block_inputs=frozenset(block_inputs),
                     refuse=refuse,
                 )
             )
@@ -215,12 +228,15 @@ class KernelTable:
 
         return decorate
 
-    def add(self, kernel: Kernel) -> None:
-        """Add a kernel. KernelError if another already takes some of the same nodes."""
+    def add(self, kernel: Kernel, *, first: bool = False) -> None:
+        """Add a kernel. KernelError if another already takes some of the same nodes, unless this one shall be asked `first`."""
         if kernel.until is not None and kernel.until < kernel.since:
             raise KernelError(f"{kernel.op}: versions ({kernel.since}, {kernel.until}) run backwards")
         kernel = replace(kernel, provider=self.provider)
         known = self._by_op.setdefault((kernel.domain, kernel.op), [])
+        if first:
+            known.insert(0, kernel)
+            return
         for other in known:
             if kernel.overlaps(other):
                 raise KernelError(

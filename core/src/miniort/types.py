@@ -75,8 +75,11 @@ def dtype_from_name(name: str) -> DType:
 
 
 def type_string(dtype: DType | None) -> str:
-    """ONNX's type string of a tensor: `tensor(float)`; `tensor(?)` where the element type isn't known."""
-    return "tensor(?)" if dtype is None else f"tensor({_BY_DTYPE[STRING if dtype.kind in 'USO' else dtype][1]})"
+    """ONNX's type string of a tensor: `tensor(float)`; `tensor(?)` where the element type isn't known, NumPy's name where ONNX has none."""
+    if dtype is None:
+        return "tensor(?)"
+    _, name = _BY_DTYPE.get(STRING if dtype.kind in "USO" else dtype, (0, str(dtype)))
+    return f"tensor({name})"
 
 
 @cache

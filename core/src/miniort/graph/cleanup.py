@@ -1,23 +1,89 @@
-"""Cleaning up: identities, common sub-expressions, and what nobody reads."""
+"""Cleaning up: identities, common sub-expressions, and what nobody reads.
+
+onnx-ir has passes for the first two. They lose the name of one of two graph outputs that are equal, hand a branch's output over to the
+outer graph, and merge nodes whose ops mean different things because they come from functions of different opsets.
+"""
 
 from __future__ import annotations
 
-import onnx_ir as ir
-from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass, RemoveUnusedNodesPass
+from collections.abc import Sequence
 
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from miniort.graph.folding import NON_DETERMINISTIC, attribute_key
 from miniort.graph.passes import GraphPass, Level, PassContext
+from miniort.model.loading import all_nodes, attribute_graphs
+from miniort.model.schemas import node_opset
 
 
 def clean_up(model: ir.Model, context: PassContext) -> None:
     """Remove identities, compute equal things once, and drop nodes and initializers that nothing reads."""
-    for reason, clean in (
-        ("identities removed", IdentityEliminationPass()),
-        ("equal nodes merged", CommonSubexpressionEliminationPass()),
-        ("unused nodes removed", RemoveUnusedNodesPass()),
-    ):
-        before = len(model.graph)
-        if clean(model).modified and len(model.graph) != before:
-            context.changed(f"{before - len(model.graph)} nodes", reason)
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            if node.domain == "" and node.op_type == "Identity" and _replace_outputs(graph, node, node.inputs):
+                context.changed(node, "identity removed")
+        _merge_equal_nodes(graph, context)
+    before = sum(1 for graph in model.graphs() for _ in graph)
+    _remove_unused(model)
+    after = sum(1 for graph in model.graphs() for _ in graph)
+    if after != before:
+        context.changed(f"{before - after} nodes", "unused nodes removed")
+
+
+def _remove_unused(model: ir.Model) -> None:
+    """Remove what nobody reads. What only the bodies of removed nodes read goes as well: onnx-ir leaves them their inputs."""
+    removed: list[ir.Node] | None = None
+    while removed is None or removed:
+        with_bodies = [node for node in all_nodes(model) if any(map(attribute_graphs, node.attributes.values()))]
+        RemoveUnusedNodesPass()(model)
+        removed = [node for node in with_bodies if node.graph is None]
+        for node in removed:
+            for body in (body for attribute in node.attributes.values() for body in attribute_graphs(attribute)):
+                for reader in ir.traversal.RecursiveGraphIterator(body):
+                    reader.resize_inputs(0)
+
+
+def _merge_equal_nodes(graph: ir.Graph, context: PassContext) -> None:
+    known: dict[object, ir.Node] = {}
+    for node in list(graph):
+        random = node.domain == "" and node.op_type in NON_DETERMINISTIC
+        if random or any(attribute_graphs(attribute) for attribute in node.attributes.values()):
+            continue
+        key = (
+            node.op_identifier(),
+            node_opset(node, context.opsets),
+            tuple(id(value) for value in node.inputs),
+            tuple((name, attribute_key(attribute)) for name, attribute in sorted(node.attributes.items())),
+            tuple(bool(value.name) for value in node.outputs),
+        )
+        first = known.setdefault(key, node)
+        if first is not node and _replace_outputs(graph, node, first.outputs):
+            context.changed(node, f"equal to {first.name}")
+
+
+def _replace_outputs(graph: ir.Graph, node: ir.Node, replacements: Sequence[ir.Value | None]) -> bool:
+    """Let everybody read `replacements` in place of the node's outputs, and remove the node. False, and nothing done, if that can't be.
+
+    A graph output keeps its name: the value that takes its place is renamed, which it can be only if it is computed in this graph and
+    isn't a graph output itself.
+    """
+    pairs = list(zip(node.outputs, replacements, strict=False))
+    if len(pairs) < len(node.outputs):
+        return False
+    for old, new in pairs:
+        if new is None or (old.is_graph_output() and (new.is_graph_output() or new.producer() is None or new.graph is not graph)):
+            return False
+    for old, new in pairs:
+        assert new is not None
+        if old.is_graph_output():
+            old.name, new.name = f"{old.name}/replaced", old.name
+            new.type, new.shape = old.type or new.type, new.shape if old.shape is None else old.shape
+        elif new.type is None:
+            new.type = old.type
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
+    return True
 
 
 CLEAN_UP = GraphPass("clean-up", Level.BASIC, clean_up)

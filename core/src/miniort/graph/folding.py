@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from miniort.graph.passes import GraphPass, Level, PassContext
 from miniort.model.constants import constant_array, is_constant, set_constant, shape_of
@@ -26,9 +25,25 @@ SMALL = 1 << 20
 
 def lift_constants(model: ir.Model, context: PassContext) -> None:
     """Make every `Constant` node an initializer, so that no provider has to run it."""
-    before = len(model.graph)
-    if LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model).modified:
-        context.changed(f"{before - len(model.graph)} nodes", "Constant nodes made initializers")
+    for graph in list(model.graphs()):
+        for node in list(graph):
+            if node.op_type == "Constant" and node.domain == "" and (value := _constant_value(node)) is not None:
+                _replace(graph, node, [value])
+                context.changed(node, "made an initializer")
+
+
+def _constant_value(node: ir.Node) -> Array | None:
+    """What a `Constant` node stands for; None for a sparse tensor."""
+    if len(node.attributes) != 1:
+        return None
+    ((name, attribute),) = node.attributes.items()
+    dtype = {"value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32}.get(name)
+    if name == "value":
+        value: Array = attribute_value(attribute)
+        return value
+    if name in ("value_string", "value_strings"):
+        return np.array(attribute_value(attribute), object)
+    return None if dtype is None else np.array(attribute_value(attribute), dtype)
 
 
 def fold_constants(model: ir.Model, context: PassContext) -> None:
@@ -55,14 +70,17 @@ def _fold_node(node: ir.Node, context: PassContext) -> Sequence[Array] | None:
         return [static]
     if not node.inputs or not all(value is None or is_constant(value) for value in node.inputs):
         return None
+    if node.op_type == "Identity" and node.domain == "" and node.outputs[0].is_graph_output():
+        return None  # that's what a folded graph output looks like
     weights = context.weights
     inputs = [constant_array(value, weights) for value in node.inputs]
     key = (
         "folded",
         node.op_identifier(),
         node_opset(node, context.opsets),
-        tuple((name, _attribute_key(attribute)) for name, attribute in sorted(node.attributes.items())),
+        tuple((name, attribute_key(attribute)) for name, attribute in sorted(node.attributes.items())),
         tuple(None if array is None else weights.key(array) for array in inputs),
+        tuple(bool(value.name) for value in node.outputs),  # Split's result depends on how many there are
     )
     results: Sequence[Array] | None = weights.made(key, lambda: _evaluate(node, inputs, context))
     if results is not None:
@@ -73,6 +91,8 @@ def _fold_node(node: ir.Node, context: PassContext) -> Sequence[Array] | None:
 def _evaluate(node: ir.Node, inputs: Sequence[Array | None], context: PassContext) -> Sequence[Array] | None:
     results = context.evaluate(node, inputs)
     if results is None or not all(isinstance(result, np.ndarray) for result in results):
+        return None
+    if any(value.name for value in node.outputs[len(results) :]):
         return None
     given = sum(array.nbytes for array in inputs if array is not None)
     made = sum(result.nbytes for result in results)
@@ -92,8 +112,13 @@ def _static_shape(node: ir.Node) -> Array | None:
     return np.array(shape[start.as_int() if start else 0 : end.as_int() if end else None], np.int64)
 
 
-def _attribute_key(attribute: ir.Attr) -> object:
+def attribute_key(attribute: ir.Attr) -> object:
+    """What tells the attribute from another one of its name."""
     value = attribute_value(attribute)
+    if isinstance(value, tuple):
+        return tuple(content_key(item) if isinstance(item, np.ndarray) else item for item in value)
+    if isinstance(value, ir.TypeAndShape):
+        return str(value)
     return content_key(value) if isinstance(value, np.ndarray) else value
 
 
@@ -103,16 +128,15 @@ def _replace(graph: ir.Graph, node: ir.Node, results: Sequence[Array]) -> None:
         if not value.name:
             continue
         name, is_output = value.name, value.is_graph_output()
-        constant = ir.Value(name=f"{name}/folded")
+        value.name = f"{name}/replaced"
+        constant = ir.Value(name=f"{name}/constant" if is_output else name)
         set_constant(constant, array)
         graph.register_initializer(constant)
         if is_output:
-            identity = ir.Node("", "Identity", [constant], name=f"{node.name}/folded")
+            identity = ir.Node("", "Identity", [constant], name=f"{node.name}/constant")
             graph.insert_before(node, identity)
             replacement = identity.outputs[0]
-            replacement.type, replacement.shape = value.type, value.shape
-            value.name = f"{name}/replaced"
-            replacement.name = name
+            replacement.name, replacement.type, replacement.shape = name, value.type, value.shape
             value.replace_all_uses_with(replacement, replace_graph_outputs=True)
         else:
             value.replace_all_uses_with(constant)

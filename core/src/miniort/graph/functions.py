@@ -8,9 +8,10 @@ import onnx
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from miniort.graph.inference import infer_types
 from miniort.graph.passes import GraphPass, Level, PassContext
 from miniort.model.loading import all_nodes
-from miniort.model.schemas import find_schema, node_opset
+from miniort.model.schemas import find_schema, node_opset, schema_version
 from miniort.types import dtype_from_onnx
 
 _DEPTH = 16
@@ -24,12 +25,15 @@ def inline_functions(model: ir.Model, context: PassContext) -> None:
         if not model.functions:
             return
         for node in all_nodes(model):
-            if node.op_identifier() in model.functions:
+            called = model.functions.get(node.op_identifier())
+            if called is not None:
                 context.changed(node, f"a call of the function {node.op_type}, inlined")
+                node.resize_outputs(len(called.outputs))  # onnx-ir wants all of them, also those that nobody reads
         for function in model.functions.values():
             _pin_versions(function, model.graph.opset_imports)
         InlinePass()(model)
         model.functions.clear()
+        infer_types(model)  # a function that a body calls may depend on types
 
 
 def _add_schema_functions(model: ir.Model, context: PassContext) -> None:
@@ -50,6 +54,7 @@ def _add_schema_functions(model: ir.Model, context: PassContext) -> None:
         body = _function_body(schema, opset, node)
         if body is None:
             continue
+        _write_out_defaults(node, schema)
         # One function for each node: a body that depends on the node's types can't serve another.
         name = f"{node.op_type}_{len(model.functions)}"
         body.name, body.domain = name, "miniort.functions"
@@ -60,10 +65,13 @@ def _add_schema_functions(model: ir.Model, context: PassContext) -> None:
 
 
 def _pin_versions(function: ir.Function, opsets: dict[str, int]) -> None:
-    """Let each node keep the opset that its function was written in, which may be older than the model's."""
+    """Let each node keep the opset that its function was written in, where the op means something else in the model's."""
     for node in ir.traversal.RecursiveGraphIterator(function):
         written = function.opset_imports.get(node.domain)
-        if written is not None and written != opsets.get(node.domain, written):
+        if written is None:
+            continue
+        op, domain, current = node.op_type, node.domain, opsets.get(node.domain, written)
+        if schema_version(op, domain, written) != schema_version(op, domain, current):
             node.version = written
     for domain in function.opset_imports:
         function.opset_imports[domain] = opsets.setdefault(domain, function.opset_imports[domain])
@@ -87,7 +95,22 @@ def _function_body(schema: Any, opset: int, node: ir.Node) -> onnx.FunctionProto
         text = schema.get_context_dependent_function_with_opset_version(
             max(versions), ir.serde.serialize_node(node).SerializeToString(), types
         )
-    return onnx.FunctionProto.FromString(text) if text else None
+    if not text:
+        return None
+    body: onnx.FunctionProto = onnx.FunctionProto.FromString(text)
+    del body.output[len(node.outputs) :]
+    computed = {name for each in body.node for name in each.output} | set(body.input)
+    for name in body.output:
+        if name not in computed:  # an output that the node doesn't ask for: something must stand in its place
+            body.node.add(op_type="Identity", input=[body.output[0]], output=[name])
+    return body
+
+
+def _write_out_defaults(node: ir.Node, schema: Any) -> None:
+    """Give the node the schema's value of each attribute that it leaves out: the body refers to them by name."""
+    for name, attribute in schema.attributes.items():
+        if name not in node.attributes and attribute.default_value.name:
+            node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
 
 
 def _type_proto(value: ir.Value) -> onnx.TypeProto:

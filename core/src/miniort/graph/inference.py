@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-
 import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from miniort.graph.passes import GraphPass, Level, PassContext
+from miniort.model.loading import all_nodes
+
+_UNKNOWN_DOMAIN = "miniort.unknown"
+
+INVENTED_SIZE = "unk__"
+"""How the names of sizes begin that onnx's inference makes up, to tell unknown sizes apart."""
+_MAP_OPS = frozenset(("ai.onnx.ml", op) for op in ("ZipMap", "CastMap", "DictVectorizer"))
 
 
 def infer_types(model: ir.Model) -> None:
-    """Write what can be known of element types and shapes into the values. What can't be known stays open; nothing fails."""
-    # The pass logs what it couldn't infer, which is no news: kernels are chosen with what is known.
-    logger = logging.getLogger("onnx_ir.passes.common.shape_inference")
-    disabled, logger.disabled = logger.disabled, True
+    """Write what can be known of element types and shapes into the values. What can't be known stays open; nothing fails.
+
+    Nodes that keep another opset than the model's are hidden, as onnx would read them as ops of the model's opset; and the ops
+    on maps, of which onnx-ir knows no type: ZipMap gives one, and onnx crashes on the others where their input's type isn't known.
+    """
+    hidden = [(node, node.domain) for node in all_nodes(model) if node.version is not None or node.op_identifier()[:2] in _MAP_OPS]
+    imports = dict(model.opset_imports)
     try:
+        if hidden:
+            model.opset_imports[_UNKNOWN_DOMAIN] = 1
+        for node, _ in hidden:
+            node.domain = _UNKNOWN_DOMAIN
         ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
     finally:
-        logger.disabled = disabled
+        for node, domain in hidden:
+            node.domain = domain
+        model.opset_imports.clear()
+        model.opset_imports.update(imports)
 
 
 def _run(model: ir.Model, context: PassContext) -> None:

@@ -26,7 +26,7 @@ class Level(IntEnum):
 
     @classmethod
     def from_name(cls, name: str) -> Level:
-        """`"none"`, `"basic"`, `"extended"` or `"all"`, as onnxruntime calls them. ValueError for another."""
+        """`"none"`, `"basic"`, `"extended"` or `"all"`, as onnxruntime calls them. KeyError for another."""
         return {"none": cls.REQUIRED, "basic": cls.BASIC, "extended": cls.EXTENDED, "all": cls.EXTENDED}[name.lower()]
 
 
@@ -95,10 +95,17 @@ def run_passes(model: ir.Model, passes: Sequence[GraphPass], level: Level, conte
                 f"graph pass {graph_pass.name!r} failed: {type(error).__name__}: {error}; "
                 "a lower graph_optimization_level, or MINIORT_DISABLE_PLUGINS, goes without it"
             ) from error
-        if _signature(model) != signature:
+        before, signature = signature, _signature(model)
+        if len(before) != len(signature) or not all(map(_same, before, signature)):
             raise ModelError(f"graph pass {graph_pass.name!r} changed the graph's inputs or outputs, which no pass may do")
     return tuple(context.changes)
 
 
-def _signature(model: ir.Model) -> tuple[tuple[str | None, object], ...]:
-    return tuple((value.name, value.type) for value in (*model.graph.inputs, *model.graph.outputs))
+def _signature(model: ir.Model) -> tuple[tuple[str, str | None, object], ...]:
+    inputs, outputs = model.graph.inputs, model.graph.outputs
+    return (*(("input", value.name, value.type) for value in inputs), *(("output", value.name, value.type) for value in outputs))
+
+
+def _same(before: tuple[str, str | None, object], after: tuple[str, str | None, object]) -> bool:
+    """Whether an input or output kept its name and type. One that had no type may get one."""
+    return before[:2] == after[:2] and before[2] in (None, after[2])

@@ -29,22 +29,24 @@ def initial_array(value: ir.Value, weights: WeightStore) -> Array:
     if isinstance(tensor, ir.Tensor) and isinstance(tensor.raw, np.ndarray):
         array = weights.intern(tensor.raw)
         if array is not tensor.raw:
-            set_constant(value, array)
+            value.const_value = _tensor(array, value.name)
         return array
     array = weights.intern(tensor_to_array(tensor))
-    set_constant(value, array)
+    value.const_value = _tensor(array, value.name)
     return array
 
 
 def set_constant(value: ir.Value, array: Array) -> None:
-    """Make an array the constant that a value stands for."""
-    if array.dtype == STRING:
-        encoded = [str(item).encode() for item in array.ravel()]
-        value.const_value = ir.StringTensor(encoded, shape=ir.Shape(array.shape), name=value.name)
-    else:
-        value.const_value = ir.Tensor(array, dtype=ir.DataType(dtype_to_onnx(array.dtype)), name=value.name)
+    """Make an array the constant that a value stands for, and give the value its type and shape."""
+    value.const_value = _tensor(array, value.name)
     value.dtype = ir.DataType(dtype_to_onnx(array.dtype))
     value.shape = ir.Shape(array.shape)
+
+
+def _tensor(array: Array, name: str | None) -> ir.TensorProtocol:
+    if array.dtype == STRING:
+        return ir.StringTensor([str(item).encode() for item in array.ravel()], shape=ir.Shape(array.shape), name=name)
+    return ir.Tensor(array, dtype=ir.DataType(dtype_to_onnx(array.dtype)), name=name)
 
 
 def value_info(value: ir.Value | None, weights: WeightStore) -> ValueInfo | None:

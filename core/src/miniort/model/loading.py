@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,10 +15,14 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from miniort.errors import ModelError
+from miniort.model.plain_form import MAP_TYPES, plain_form
 from miniort.model.weights import WeightStore
 from miniort.types import dtype_from_onnx
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
+
+# onnx-ir logs a warning for much of what is an error here, or of no interest. Without a handler Python would print it to stderr.
+logging.getLogger("onnx_ir").addHandler(logging.NullHandler())
 
 
 def load_model(model: ModelLike, base_dir: str | os.PathLike[str] | None = None, weights: WeightStore | None = None) -> ir.Model:
@@ -27,17 +33,26 @@ def load_model(model: ModelLike, base_dir: str | os.PathLike[str] | None = None,
     Raises ModelError if the file is missing or damaged, is no valid ONNX graph, or wants external data from outside of its folder.
     """
     if isinstance(model, ir.Model):
+        _name_default_domain(model)
+        _name_nodes(model)
         return model
     proto, name = _read(model)
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{name}: no ONNX model: it has no {'opset import' if proto.HasField('graph') else 'graph'}")
     folder = Path(base_dir) if base_dir is not None else Path(model).parent if isinstance(model, str | os.PathLike) else None
     try:
-        loaded = ir.serde.deserialize_model(proto)
+        plain, map_types = plain_form(proto)
+        loaded = ir.serde.deserialize_model(plain)
     except Exception as error:
-        # onnx-ir has no error class of its own for a damaged proto.
-        raise ModelError(f"{name}: the graph can't be understood: {type(error).__name__}: {error}") from error
-    _map_external_data(loaded, name, folder, weights or WeightStore())
+        # Whatever may be wrong with a damaged proto, onnx-ir wraps it, often several times; the innermost says what it was.
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ModelError(f"{name}: the graph can't be understood: {type(cause).__name__}: {cause}") from error
+    loaded.meta[MAP_TYPES] = map_types
+    _map_external_data(loaded, name, folder, WeightStore() if weights is None else weights)
+    _name_default_domain(loaded)
+    _name_nodes(loaded)
     _sort(loaded, name)
     check_graph(loaded, name)
     return loaded
@@ -55,6 +70,8 @@ def _read(model: ModelLike) -> tuple[onnx.ModelProto, str]:
             raise ModelError(f"{name}: no such file") from None
         except OSError as error:
             raise ModelError(f"{name}: can't be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ModelError(f"{name!r}: can't be read: {error}") from error
     if not isinstance(data, bytes):
         raise ModelError(f"a model is a path, bytes, a ModelProto or an onnx-ir model; found {type(model).__name__}")
     if not data:
@@ -99,20 +116,38 @@ def resolve_external_path(folder: Path, location: str) -> Path:
     Symbolic links may lead out of the folder only where a hub cache made them: from `<cache>/snapshots/<revision>/…` to
     `<cache>/blobs/…` of the same cache.
     """
-    path = Path(os.path.normpath(folder / location))
-    root = Path(os.path.normpath(folder))
+    root = Path(os.path.abspath(folder))
+    path = Path(os.path.normpath(root / location))
     if Path(location).is_absolute() or not path.is_relative_to(root) or path == root:
         raise ModelError(f"external data {location!r} is outside of the model's folder {str(root)!r}: refused, as it could be any file")
     real = Path(os.path.realpath(path))
     if real.is_relative_to(os.path.realpath(root)):
         return path
-    absolute = Path(os.path.abspath(root))
-    for ancestor in (absolute, *absolute.parents):
+    for ancestor in (root, *root.parents):
         if ancestor.parent.name == "snapshots" and real.is_relative_to(os.path.realpath(ancestor.parent.parent / "blobs")):
             return path
     raise ModelError(
         f"external data {location!r} is a link to {str(real)!r}, outside of the model's folder and of a hub cache around it: refused"
     )
+
+
+def _name_default_domain(model: ir.Model) -> None:
+    """Call the default domain "", which some exporters call by its long name."""
+    for imports in (model.opset_imports, *(function.opset_imports for function in model.functions.values())):
+        if "ai.onnx" in imports:
+            imports[""] = imports.pop("ai.onnx")
+
+
+def _name_nodes(model: ir.Model) -> None:
+    """Give nodes without a name one, so that errors and `explain()` can name them: the op and a number."""
+    taken = {node.name for node in all_nodes(model)}
+    counts: Counter[str] = Counter()
+    for node in all_nodes(model):
+        while not node.name:
+            name = f"{node.op_type}_{counts[node.op_type]}"
+            counts[node.op_type] += 1
+            if name not in taken:
+                node.name = name
 
 
 def _sort(model: ir.Model, name: str) -> None:
@@ -183,8 +218,12 @@ def attribute_value(attribute: ir.Attr) -> Any:
 
 
 def tensor_to_array(tensor: ir.TensorProtocol) -> Any:
-    """A tensor as an array of miniort's dtypes; text as an object array of str."""
-    array = tensor.numpy()
+    """A tensor as an array of miniort's dtypes; text as an object array of str. ModelError if its bytes don't fit its shape."""
+    try:
+        array = tensor.numpy()
+    except Exception as error:
+        # onnx-ir leaves this to NumPy and protobuf, which raise this and that.
+        raise ModelError(f"the tensor {tensor.name!r} of the model is damaged: {error}") from error
     if tensor.dtype == ir.DataType.STRING:
         text = np.array([item.decode("utf-8", "replace") if isinstance(item, bytes) else str(item) for item in array.ravel()], object)
         return text.reshape(array.shape)

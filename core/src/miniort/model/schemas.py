@@ -10,14 +10,12 @@ import onnx_ir as ir
 
 from miniort.errors import ModelError
 
-DEFAULT_DOMAIN_NAMES = ("", "ai.onnx")
-
 
 @cache
 def find_schema(op: str, domain: str, opset: int) -> onnx.defs.OpSchema | None:
     """The schema that an opset implies for an op; None where onnx knows none, as for every domain but its own."""
     try:
-        return onnx.defs.get_schema(op, opset, "" if domain == "ai.onnx" else domain)
+        return onnx.defs.get_schema(op, opset, domain)
     except onnx.defs.SchemaError:
         return None
 
@@ -30,19 +28,13 @@ def schema_version(op: str, domain: str, opset: int) -> int:
 
 def node_opset(node: ir.Node, opsets: Mapping[str, int]) -> int | None:
     """The opset that a node is written in: the model's, or that of the function that it was inlined from."""
-    if node.version is not None:
-        return node.version
-    if node.domain in opsets:
-        return opsets[node.domain]
-    return opsets.get("ai.onnx") if node.domain == "" else None
+    return opsets.get(node.domain) if node.version is None else node.version
 
 
 def check_opsets(name: str, opsets: Mapping[str, int]) -> None:
     """ModelError if the model imports a newer opset than the installed onnx knows: what its ops mean can't be told."""
-    for domain in DEFAULT_DOMAIN_NAMES:
-        newest = onnx.defs.onnx_opset_version()
-        if opsets.get(domain, 0) > newest:
-            raise ModelError(
-                f"{name}: imports opset {opsets[domain]}, but the installed onnx {onnx.__version__} knows opsets up to {newest}; "
-                "upgrade onnx"
-            )
+    newest = onnx.defs.onnx_opset_version()
+    if opsets.get("", 0) > newest:
+        raise ModelError(
+            f"{name}: imports opset {opsets['']}, but the installed onnx {onnx.__version__} knows opsets up to {newest}; upgrade onnx"
+        )

@@ -34,6 +34,8 @@ class WeightStore:
 
     def map_file(self, path: Path, offset: int, length: int | None, dtype: DType, shape: tuple[int, ...]) -> Array:
         """The weight at `offset` (bytes) of a file. ModelError if the file is missing, or too short for it."""
+        if dtype == STRING:
+            raise ModelError(f"{path}: text can't be kept in an external file, as ONNX has no layout for it")
         count = int(np.prod(shape, dtype=np.int64))
         packed_bits = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}.get(dtype.name)
         wanted = count * dtype.itemsize if packed_bits is None else -(-count * packed_bits // 8)
@@ -97,11 +99,13 @@ class WeightStore:
             return self._derived[name]
 
     def made(self, key: WeightKey, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once and kept under `key`; arrays in it are this store's own from then on."""
+        """What `make()` gives, made once and kept under `key` unless it's None; arrays in it are this store's own from then on."""
         with self._lock:
             name = (key, "")
             if name not in self._derived:
                 result = make()
+                if result is None:
+                    return None  # another session may have a kernel that can make it
                 if isinstance(result, list | tuple):
                     result = [self.intern(item, (key, index)) for index, item in enumerate(result)]
                 self._derived[name] = result
@@ -127,7 +131,4 @@ def _unpack(raw: Array, bits: int, dtype: DType, shape: tuple[int, ...]) -> Arra
     """Elements of 2 or 4 bits, lowest bits first in each byte, one element a byte as ml_dtypes keeps them."""
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     elements = ((raw[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[: int(np.prod(shape, dtype=np.int64))]
-    if dtype.name.startswith("int"):  # ml_dtypes sign-extends its signed types to the whole byte
-        sign = np.uint8(1 << (bits - 1))
-        elements = (elements ^ sign) - sign
     return elements.view(dtype).reshape(shape)

@@ -34,14 +34,36 @@ def collect(manager: PluginManager, hook: str, kind: type[T], **arguments: Any) 
         only_this_one = manager.subset_hook_caller(hook, plugins - {plugin})
         try:
             results = only_this_one(**arguments)
-            for item in results[0] if results else []:
+            items = list(results[0]) if results else []
+            for item in items:
                 if not isinstance(item, kind):
                     raise TypeError(f"{hook} must return a list of {kind.__name__}, found {type(item).__name__}")
-                found.append((plugin_name, item))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             # A plugin may raise anything at all; the others must still be heard.
             manager.hook_failures[f"{plugin_name}.{hook}"] = describe_exception(error)
+        else:
+            found += [(plugin_name, item) for item in items]
     return found
+
+
+def first_result(manager: PluginManager, hook: str, **arguments: Any) -> Any:
+    """The first answer to a firstresult hook that isn't None, asked in the order of plugin names; None if nobody has one.
+
+    PluginError if an implementation raises: a decision can't be left out.
+    """
+    caller = getattr(manager.hook, hook)
+    for plugin_name in sorted(implementation.plugin_name for implementation in caller.get_hookimpls()):
+        only_this_one = manager.subset_hook_caller(hook, manager.get_plugins() - {manager.get_plugin(plugin_name)})
+        try:
+            answer = only_this_one(**arguments)
+        except (Exception, SystemExit) as error:
+            # A plugin may raise anything at all; the user has to learn which one it was.
+            raise PluginError(
+                f"plugin {plugin_name!r} failed in {hook}: {describe_exception(error)}; MINIORT_DISABLE_PLUGINS goes without it"
+            ) from error
+        if answer is not None:
+            return answer
+    return None
 
 
 def collect_mapping(manager: PluginManager, hook: str, kind: type[NamedT]) -> dict[str, NamedT]:
@@ -70,14 +92,19 @@ def find_named(manager: PluginManager, hook: str, kind: type[NamedT], name: str,
     raise PluginError(unknown_name_message(manager, noun, name, list(known)))
 
 
+def failed_plugins(manager: PluginManager) -> dict[str, str]:
+    """What failed and why: plugins by name, and single hooks of others as `plugin.hook`."""
+    failed = {record.name: record.reason for record in manager.records.values() if record.status == "failed"}
+    return failed | manager.hook_failures
+
+
 def unknown_name_message(manager: PluginManager, noun: str, name: str, known: list[str]) -> str:
     """One line that says what is there instead, what is spelled like it, and which plugins failed to load."""
     message = f"no {noun} is named {name!r}; there is: {', '.join(known) or 'none at all'}"
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         message += f" (did you mean {close[0]!r}?)"
-    failed = [f"{record.name} ({record.reason})" for record in manager.records.values() if record.status == "failed"]
-    failed += [f"{name} ({reason})" for name, reason in manager.hook_failures.items()]
+    failed = [f"{name} ({reason})" for name, reason in failed_plugins(manager).items()]
     if failed:
         message += f"; plugins that failed: {', '.join(failed)}"
     return message

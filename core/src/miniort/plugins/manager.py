@@ -42,6 +42,8 @@ class PluginManager(pluggy.PluginManager):
         """Import and register each entry point, in the order of their names; one that fails is recorded and left out."""
         for point in sorted(points, key=lambda point: (point.name, point.value)):
             self._load_entry_point(point, allow, deny)
+        for name in sorted(set(allow or ()) - self.records.keys()):
+            self.records[name] = PluginRecord(name, "?", "?", "?", "failed", f"in {ALLOW_VARIABLE}, but no installed package has it")
 
     def _load_entry_point(self, point: EntryPoint, allow: Collection[str] | None, deny: Collection[str]) -> None:
         def record(status: str, reason: str = "") -> None:
@@ -68,9 +70,10 @@ class PluginManager(pluggy.PluginManager):
         else:
             try:
                 self.register(point.load(), name=point.name)
+                self.check_pending()  # a hook that no spec knows, such as a misspelt one
                 record("loaded")
-            except Exception as error:
-                # A plugin may raise anything at all while it's imported, and must take nobody else down.
+            except (Exception, SystemExit) as error:
+                # A plugin may raise anything at all while it's imported, or try to leave, and must take nobody else down.
                 self.unregister(name=point.name)
                 record("failed", describe_exception(error))
 
@@ -83,8 +86,11 @@ class PluginManager(pluggy.PluginManager):
 
 def describe_exception(error: BaseException) -> str:
     """`KeyError: 'x'` on one line."""
-    first_line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    try:
+        text = "; ".join(line.strip() for line in str(error).splitlines() if line.strip())
+    except Exception:
+        text = ""  # an exception of a plugin's own may not even be able to say what it is
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def create_plugin_manager(

@@ -72,9 +72,13 @@ class Assigner:
     def _assign(self, graph: ir.Graph, shapes: set[ir.Value], placements: dict[ir.Node, Placement]) -> None:
         for node in graph:
             shape_only = self._computes_shapes(node, shapes)
-            placements[node] = self.place(node, shape_only)
             if shape_only:
                 shapes.update(node.outputs)
+                placements[node] = self.place(node, "it computes with shapes, which stay on the host")
+            elif _hands_on_host_value(node, placements):
+                placements[node] = self.place(node, "its input is on the host already")
+            else:
+                placements[node] = self.place(node)
             for attribute in node.attributes.values():
                 for body in attribute_graphs(attribute):
                     self._assign(body, shapes, placements)
@@ -111,20 +115,20 @@ class Assigner:
             },
         )
 
-    def place(self, node: ir.Node, shape_only: bool = False) -> Placement:
-        """The placement of one node."""
+    def place(self, node: ir.Node, on_host: str | None = None) -> Placement:
+        """The placement of one node. `on_host` says why it should be on the host, if it should."""
         view = self.view(node)
         refusals: list[Refusal] = []
         candidates: list[tuple[OpenProvider, Kernel]] = []
         for provider in self.providers:
-            if shape_only and provider.provider.device != HOST:
-                refusals.append(Refusal(provider.name, "it computes with shapes, which stay on the host"))
+            if on_host is not None and provider.provider.device != HOST:
+                refusals.append(Refusal(provider.name, on_host))
                 continue
             kernels, reason = matching_kernels(provider.kernels, view)
             candidates += [(provider, kernel) for kernel in kernels]
             if not kernels:
                 refusals.append(Refusal(provider.name, reason))
-        if not candidates and shape_only:
+        if not candidates and on_host is not None:
             return self.place(node)  # no provider on the host has it, so a device does
         if not candidates:
             return Placement(view, None, None, "no provider has a kernel", tuple(refusals))
@@ -132,9 +136,10 @@ class Assigner:
         provider, kernel = candidates[0]
         reason = "the first provider that has a kernel"
         if chosen is not None:
-            if chosen not in [kernel for _, kernel in candidates]:
+            offered = [pair for pair in candidates if pair[1] is chosen]
+            if not offered:
                 raise KernelError(f"a plugin chose a kernel for node {node.name!r} ({node.op_type}) that isn't among its candidates")
-            provider, kernel = next(pair for pair in candidates if pair[1] is chosen or pair[1] == chosen)
+            provider, kernel = offered[0]
             reason = "chosen by a plugin (miniort_select_kernel)"
         names = [each.name for each in self.providers]
         before = names[: names.index(provider.name)]
@@ -147,6 +152,20 @@ class Assigner:
             for provider in self.providers
             for kernel in provider.kernels.find(domain, op)
         )
+
+
+def _hands_on_host_value(node: ir.Node, placements: Mapping[ir.Node, Placement]) -> bool:
+    """Whether a node is an `Identity` of a value that's on the host: a device would only carry it there and back."""
+    if node.op_type != "Identity" or node.domain != "" or node.inputs[0] is None:
+        return False
+    value = node.inputs[0]
+    producer = value.producer()
+    if producer is None:
+        return True  # inputs come from the host, and constants are there as well
+    made_by = placements.get(producer)
+    if made_by is None or made_by.provider is None or made_by.kernel is None:
+        return False
+    return made_by.provider.provider.device == HOST or value.index() in made_by.kernel.host_outputs
 
 
 def matching_kernels(table: KernelTable, view: NodeView) -> tuple[list[Kernel], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 ReadValue: TypeAlias = Callable[[Any], Any]
 
@@ -26,6 +26,7 @@ class NodeInfo:
     writes: tuple[str, ...]
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Watches every step of a run. Values are the arrays themselves, on whatever device they are: an observer must not write into them.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from miniort.errors import ProviderError
+from miniort.errors import MiniortError, ProviderError
 from miniort.kernels import ANY_PROVIDER, Kernel, KernelTable
 from miniort.plugins import PluginManager, collect, collect_mapping
-from miniort.plugins.collect import unknown_name_message
-from miniort.providers import Availability, ProviderInfo, ProviderOptions, canonical_provider_name
+from miniort.plugins.collect import failed_plugins, unknown_name_message
+from miniort.plugins.manager import describe_exception
+from miniort.providers import HOST, Availability, ProviderInfo, ProviderOptions, canonical_provider_name
 from miniort.runtime.assignment import OpenProvider
 
 AUTO = "auto"
@@ -48,7 +49,9 @@ def open_providers(
         chosen = [(info, {}) for info in known.values() if check_provider(info).ok]
         if not chosen:
             reasons = "; ".join(f"{name}: {check_provider(info).reason}" for name, info in known.items())
-            raise ProviderError(f"no provider can be used here ({reasons or 'none is installed: pip install miniort-cpu'})")
+            failures = "; ".join(f"plugin {name!r}: {reason}" for name, reason in failed_plugins(plugins).items())
+            nothing = "none is installed: pip install miniort-cpu"
+            raise ProviderError(f"no provider can be used here ({'; '.join(filter(None, (reasons, failures))) or nothing})")
     else:
         chosen = [(_usable(plugins, known, name), dict(given)) for name, given in _requests(wanted, options)]
     seen: set[str] = set()
@@ -59,7 +62,11 @@ def open_providers(
     for kernel in kernels:
         if kernel.provider not in (ANY_PROVIDER, *seen):
             raise ProviderError(f"a kernel for {kernel.op} names the provider {kernel.provider!r}; the session has {', '.join(seen)}")
-    return [_open(plugins, info, given, kernels, threads) for info, given in chosen]
+    opened = [_open(plugins, info, given, threads) for info, given in chosen]
+    anywhere = next((each for each in opened if each.provider.device == HOST), opened[0])
+    for kernel in kernels:
+        next((each for each in opened if each.name == kernel.provider), anywhere).kernels.add(kernel, first=True)
+    return opened
 
 
 def _requests(
@@ -71,8 +78,17 @@ def _requests(
     if options is not None and len(options) != len(requests):
         raise ProviderError(f"provider_options must be as many as providers ({len(requests)}), found {len(options)}")
     for index, request in enumerate(requests):
-        name, own = (request, {}) if isinstance(request, str) else request
-        yield canonical_provider_name(name), {**own, **(options[index] if options else {})}
+        name, own = (request, {}) if isinstance(request, str) else request if _is_pair(request) else (None, None)
+        more = options[index] if options else {}
+        if not isinstance(name, str) or not isinstance(own, Mapping) or not isinstance(more, Mapping):
+            raise ProviderError(
+                f"a provider is asked for by name or as (name, options), with options by name; found {request!r} and {more!r}"
+            )
+        yield canonical_provider_name(name), {**own, **more}
+
+
+def _is_pair(request: object) -> bool:
+    return isinstance(request, tuple | list) and len(request) == 2
 
 
 def _usable(plugins: PluginManager, known: Mapping[str, ProviderInfo], name: str) -> ProviderInfo:
@@ -84,16 +100,18 @@ def _usable(plugins: PluginManager, known: Mapping[str, ProviderInfo], name: str
     return known[name]
 
 
-def _open(
-    plugins: PluginManager, info: ProviderInfo, options: Mapping[str, Any], own: Sequence[Kernel], threads: int | None
-) -> OpenProvider:
-    provider = info.open(ProviderOptions(threads=threads, options={key: str(value) for key, value in options.items()}))
+def _open(plugins: PluginManager, info: ProviderInfo, options: Mapping[str, Any], threads: int | None) -> OpenProvider:
+    given = ProviderOptions(threads=threads, options={key: str(value) for key, value in options.items()})
+    try:
+        provider = info.open(given)
+    except MiniortError:
+        raise
+    except Exception as error:
+        # A provider may raise anything while it's opened.
+        raise ProviderError(f"provider {info.name!r} can't be opened: {describe_exception(error)}") from error
     kernels = KernelTable(info.name, provider.kernels)
     for plugin_name, kernel in collect(plugins, "miniort_kernels", Kernel, provider=info.name):
         if kernel.provider != info.name:
             raise ProviderError(f"plugin {plugin_name!r} was asked for kernels of {info.name!r} and gave one of {kernel.provider!r}")
         kernels.add(kernel)
-    for kernel in own:
-        if kernel.provider in (ANY_PROVIDER, info.name):
-            kernels.add(kernel)
     return OpenProvider(info.name, provider, kernels)

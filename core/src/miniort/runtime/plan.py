@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import onnx_ir as ir
 
 from miniort.errors import KernelError, MiniortError, RunError
-from miniort.kernels import Kernel, NodeContext, NodeView, Run, qualified_op
-from miniort.model.constants import constant_array, initial_array, value_info
+from miniort.kernels import ANY_INPUT, Kernel, NodeContext, NodeView, Run, qualified_op
+from miniort.model.constants import constant_array, initial_array, is_constant, value_info
 from miniort.model.loading import attribute_graphs
 from miniort.model.weights import WeightStore
 from miniort.providers import HOST
@@ -48,7 +48,10 @@ class CopyInfo:
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph that is ready to run. Nothing in it changes when it's run, so it may run in several threads at once."""
+    """A graph that is ready to run. Nothing in it changes when it's run, so it may run in several threads at once.
+
+    `names` are the slots of the values that this graph computes or is given, `known_names` also has those of its sub-graphs.
+    """
 
     steps: tuple[Step, ...]
     initial: tuple[Any, ...]
@@ -58,6 +61,7 @@ class Plan:
     scoped: bool
     copies: tuple[CopyInfo, ...]
     names: Mapping[str, int]
+    known_names: frozenset[str]
     observers: tuple[Observer, ...] = ()
 
     def run(self, inputs: Sequence[Any], captured: Sequence[tuple[int, Any]] = ()) -> list[Any]:
@@ -86,6 +90,7 @@ def _run_plain(plan: Plan, values: list[Any]) -> None:
             if type(result) is tuple:
                 for slot, value in zip(outputs, result, strict=False):
                     values[slot] = value
+                value = None  # or it would live until the next kernel with several outputs
             else:
                 values[outputs[0]] = result
             for slot in dead:
@@ -94,7 +99,8 @@ def _run_plain(plan: Plan, values: list[Any]) -> None:
         raise
     except Exception as error:
         # A kernel may raise anything; the user has to learn which node it was, and with what.
-        raise (failure(step, values, error) if step else error) from error
+        assert step is not None
+        raise failure(step, values, error) from error
 
 
 def _run_observed(plan: Plan, values: list[Any]) -> None:
@@ -125,6 +131,7 @@ def _run_observed(plan: Plan, values: list[Any]) -> None:
                     observer.on_value(slots[slot], values[slot])
         for slot in step.dead:
             values[slot] = None
+        del inputs, outputs, result, results, value  # or they'd live through the next step
 
 
 def failure(step: Step, values: Sequence[Any], error: Exception) -> RunError:
@@ -139,10 +146,7 @@ def describe_value(value: Any) -> str:
     if value is None:
         return "nothing"
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        try:
-            return f"{type_string(value.dtype)}{list(value.shape)}"
-        except KeyError:
-            return f"{value.dtype}{list(value.shape)}"
+        return f"{type_string(value.dtype)}{list(value.shape)}"
     return type(value).__name__
 
 
@@ -192,8 +196,10 @@ class _GraphCompiler:
     steps: list[tuple[Run, list[int], list[int], NodeInfo]] = field(default_factory=list)
     fixed: set[int] = field(default_factory=lambda: {ABSENT, SCOPE})
     captures: list[tuple[int, int]] = field(default_factory=list)
+    body_names: set[str] = field(default_factory=set)
     read_by_bodies: dict[int, tuple[int, ...]] = field(default_factory=dict)  # step -> slots that its sub-graphs capture
     borrowed: set[int] = field(default_factory=set)  # slots whose array may belong to a feed or a weight
+    views: dict[int, int] = field(default_factory=dict)  # slot -> the slot that it may be a view of
     copies: list[CopyInfo] = field(default_factory=list)
     scoped: bool = False
 
@@ -207,22 +213,39 @@ class _GraphCompiler:
             input_slots.append(slot)
         for node in self.graph:
             self.add_node(node)
-        output_slots = tuple(self.locate(value, HOST, "output") for value in self.graph.outputs)
+        output_slots = tuple(self.locate(value, HOST, f"{self.path}output") for value in self.graph.outputs)
+        names = self.names()
         return Plan(
             steps=self.with_deaths(output_slots),
             initial=tuple(self.initial),
             inputs=tuple(input_slots),
             outputs=output_slots,
-            copied_outputs=frozenset(i for i, slot in enumerate(output_slots) if slot in self.borrowed),
+            copied_outputs=self.copied_outputs(output_slots),
             scoped=self.scoped,
             copies=tuple(self.copies),
-            names=self.names(),
+            names=names,
+            known_names=frozenset(names) | self.body_names,
             observers=self.compiler.observers,
         )
 
     def names(self) -> dict[str, int]:
-        """The slot of each named value, where it's made."""
-        return {value.name: slot for (value, device), slot in self.slots.items() if value.name and self.home.get(value, device) == device}
+        """The slot of each named value that this graph computes or is given, where it's made; for constants, any."""
+        own: dict[str, int] = {}
+        for (value, device), slot in self.slots.items():
+            if value.name and (self.home.get(value) == device or (value not in self.home and value.graph is self.graph)):
+                own.setdefault(value.name, slot)
+        return own
+
+    def copied_outputs(self, output_slots: Sequence[int]) -> frozenset[int]:
+        """Which outputs may share memory with a feed, a weight, or an output before them, so that a caller needs a copy."""
+        copied, seen = set(), set(self.borrowed)
+        for index, slot in enumerate(output_slots):
+            while slot in self.views and slot not in seen:
+                slot = self.views[slot]
+            if slot in seen:
+                copied.add(index)
+            seen.add(slot)
+        return frozenset(copied)
 
     def new_slot(self, value: Any = None) -> int:
         self.initial.append(value)
@@ -241,11 +264,11 @@ class _GraphCompiler:
         """The slot that holds a value on a device (None: wherever it is). Adds a copy step, or a captured value, if need be."""
         if value is None:
             return ABSENT
-        constant = constant_array(value, self.compiler.weights)
-        if constant is not None and value not in self.home:
-            return self.locate_constant(value, constant, device or HOST)
         if value not in self.home:
-            self.capture(value)
+            constant = constant_array(value, self.compiler.weights)
+            if constant is not None and (self.outer is None or value.graph is self.graph):
+                return self.locate_constant(value, constant, device or HOST)
+            return self.capture(value, device, reader)
         home = self.home[value]
         if device is None or (value, device) in self.slots:
             return self.slots[value, device or home]
@@ -263,14 +286,24 @@ class _GraphCompiler:
             self.borrowed.add(slot)
         return self.slots[value, device]
 
-    def capture(self, value: ir.Value) -> None:
-        if self.outer is None or not self.outer.knows(value):
+    def home_of(self, value: ir.Value) -> str:
+        """The device that a value of this graph or of one around it is made on; constants come from the host."""
+        if value in self.home or self.outer is None:
+            return self.home.get(value, HOST)
+        return self.outer.home_of(value)
+
+    def capture(self, value: ir.Value, device: str | None, reader: str) -> int:
+        """A value of an outer graph. If it has to be copied, then there, before the node is run: a loop would do it in every trip."""
+        if self.outer is None or not (is_constant(value) or self.outer.knows(value)):
             raise KernelError(f"nothing computes {value.name!r} before it is used")
-        outer_slot = self.outer.locate(value, None, "sub-graph")
-        slot = self.define(value, self.outer.home[value])
-        self.fixed.add(slot)
-        self.borrowed.add(slot)
-        self.captures.append((outer_slot, slot))
+        device = device or self.home_of(value)
+        if (value, device) not in self.slots:
+            outer_slot = self.outer.locate(value, device, reader)
+            slot = self.slots[value, device] = self.new_slot()
+            self.fixed.add(slot)
+            self.borrowed.add(slot)
+            self.captures.append((outer_slot, slot))
+        return self.slots[value, device]
 
     def copy(self, value: ir.Value, home: str, device: str, reader: str) -> int:
         """Steps that carry a value to another device, by way of the host; each is made once and serves all readers."""
@@ -286,7 +319,7 @@ class _GraphCompiler:
         op = "Download" if device == HOST else "Upload"
         info = NodeInfo(f"{self.path}{op}({name})", op, "miniort", provider.name, (name,), (name,))
         self.steps.append((run, [source], [slot], info))
-        self.copies.append(CopyInfo(name, source_device, device, f"{self.path}{reader}"))
+        self.copies.append(CopyInfo(name, source_device, device, reader))
         return slot
 
     def add_node(self, node: ir.Node) -> None:
@@ -294,10 +327,10 @@ class _GraphCompiler:
         view, path = placement.view, f"{self.path}{node.name}"
         provider, kernel = placement.provider, placement.kernel
         if provider is None or kernel is None:
-            missing = missing_kernel(placement, path)
+            message = str(missing_kernel(placement, path))
 
             def run_missing(*_: Any) -> Any:
-                raise missing
+                raise KernelError(message)  # a new one each time: it keeps the frames that it went through
 
             self.add_step(node, path, "no provider", run_missing, [self.locate(value, None, path) for value in node.inputs], HOST)
             return
@@ -314,6 +347,7 @@ class _GraphCompiler:
             provider=provider.provider,
             subgraphs=subgraphs,
             share=share,
+            block_outputs=frozenset(index for index, value in enumerate(node.outputs) if self.is_read_in_blocks(value)),
         )
         try:
             run = kernel.compile(context)
@@ -344,17 +378,35 @@ class _GraphCompiler:
         reads = tuple((value.name or "") if value is not None else "" for value in node.inputs)
         writes = tuple(value.name or "" for value in node.outputs)
         self.steps.append((run, inputs, outputs, NodeInfo(path, node.op_type, node.domain, provider, reads, writes)))
-        if kernel is not None and kernel.view_of is not None and kernel.view_of < len(node.inputs):
+        if kernel is not None and kernel.view_of == ANY_INPUT:
+            self.borrowed.update(outputs)
+        elif kernel is not None and kernel.view_of is not None and kernel.view_of < len(node.inputs):
             first = 1 if inputs and inputs[0] == SCOPE else 0
-            if inputs[first + kernel.view_of] in self.borrowed:
-                self.borrowed.update(outputs)
+            self.views.update(dict.fromkeys(outputs, inputs[first + kernel.view_of]))
         if any(attribute_graphs(attribute) for attribute in node.attributes.values()):
             self.borrowed.update(outputs)  # a branch may hand on a value of the outer graph as it is
+
+    def is_read_in_blocks(self, value: ir.Value) -> bool:
+        """Whether every reader of a value is a kernel on the host that takes blocks in place of an array."""
+
+        def takes_blocks(reader: ir.Node, index: int) -> bool:
+            placement = self.compiler.placements.get(reader)
+            if placement is None:
+                return True  # it's in a body of a node that a pass removed, so it never reads anything
+            return (
+                placement.provider is not None
+                and placement.kernel is not None
+                and placement.provider.provider.device == HOST
+                and index in placement.kernel.block_inputs
+            )
+
+        return bool(value.uses()) and not value.is_graph_output() and all(takes_blocks(node, index) for node, index in value.uses())
 
     def compile_body(self, body: ir.Graph, path: str) -> CompiledSubgraph:
         inner = _GraphCompiler(self.compiler, body, outer=self, path=path)
         plan = inner.compile(list(body.inputs))
         self.copies += plan.copies
+        self.body_names |= plan.known_names
         weights = self.compiler.weights
         inputs = tuple(info for value in body.inputs if (info := value_info(value, weights)) is not None)
         outputs = tuple(info for value in body.outputs if (info := value_info(value, weights)) is not None)

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
-from miniort.errors import InputError, KernelError, ModelError
-from miniort.graph.inference import INFER_TYPES
+from miniort.errors import InputError, KernelError, ModelError, PluginWarning
+from miniort.graph.inference import INFER_TYPES, INVENTED_SIZE
 from miniort.graph.passes import Change, GraphPass, Level, PassContext, run_passes
 from miniort.graph.pipeline import STANDARD_PASSES
 from miniort.kernels import Kernel, NodeContext, NodeView
 from miniort.model.constants import shape_of
 from miniort.model.loading import ModelLike, load_model
+from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
-from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager
+from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager, first_result
 from miniort.providers import HOST
 from miniort.runtime.assignment import Assigner
 from miniort.runtime.explain import Explanation, explain
@@ -27,6 +29,8 @@ from miniort.runtime.observers import Observer
 from miniort.runtime.open_providers import open_providers
 from miniort.runtime.plan import Compiler, missing_kernel
 from miniort.types import STRING, Array, DType, Shape, dtype_from_onnx, format_shape, type_string
+
+_BUILDING_HOOKS = ("miniort_providers", "miniort_kernels", "miniort_graph_passes", "miniort_observers")
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,6 @@ class _Origin:
     kernels: tuple[Kernel, ...] = ()
     weights: WeightStore | None = None
     plugins: PluginManager | None = None
-    observers: tuple[Observer, ...] = field(default=())
 
 
 class InferenceSession:
@@ -90,7 +93,8 @@ class InferenceSession:
     base_dir: the folder of external data, for a model that isn't given as a path.
     weights: a store that is shared with other sessions, so that they hold common weights once.
     plugins: a plugin manager, None for one with every installed plugin.
-    kernels: further kernels for this session alone, such as those of your own ops; each goes to the provider that it names.
+    kernels: further kernels for this session alone, of your own ops or in place of the provider's; each goes to the provider that it
+        names, and is asked before the provider's own.
 
     Raises ModelError, ProviderError, PluginError or KernelError, each with one line that says what to do.
     """
@@ -117,7 +121,7 @@ class InferenceSession:
         self.plugins = origin.plugins or create_plugin_manager()
         level = self.options.level
         model = load_model(origin.model, origin.base_dir, self.weights)
-        opsets = dict(model.opset_imports)
+        opsets = model.opset_imports  # passes may add to it
         check_opsets("the model", opsets)
         self.providers = open_providers(
             self.plugins, origin.providers, origin.provider_options, origin.kernels, threads=self.options.intra_op_num_threads
@@ -125,8 +129,7 @@ class InferenceSession:
         assigner = Assigner(self.providers, self.weights, opsets, self._select_kernel)
         self.changes = self._run_passes(model, assigner, opsets, level)
         self.model = model
-        self._assigner = Assigner(self.providers, self.weights, dict(model.opset_imports), self._select_kernel)
-        self._placements = self._assigner.assign(model.graph)
+        self._placements = assigner.assign(model.graph)
         missing = [missing_kernel(each, each.view.name) for each in self._placements.values() if each.kernel is None]
         if missing and self.options.strict:
             more = f" ({len(missing) - 1} more nodes have none either)" if len(missing) > 1 else ""
@@ -134,12 +137,15 @@ class InferenceSession:
         self._inputs = list(model.graph.inputs)
         self._input_checks = {value.name or "": _InputCheck.of(value) for value in self._inputs}
         self._output_names = [value.name or "" for value in model.graph.outputs]
-        self._compile(origin.observers or self._plugin_observers())
+        self._compile(())
+        if observers := self._plugin_observers():
+            self._compile(observers)
+        self._warn_of_failures()
 
     def _compile(self, observers: tuple[Observer, ...]) -> None:
         compiler = Compiler(self._placements, self.providers, self.weights, observers)
         self.plan = compiler.compile(self.model.graph)
-        unknown = [name for observer in observers for name in observer.wants if name not in self.plan.names]
+        unknown = [name for observer in observers for name in observer.wants if name not in self.plan.known_names]
         if unknown:
             raise InputError(
                 f"no value is named {unknown[0]!r} in the graph that runs; "
@@ -147,10 +153,15 @@ class InferenceSession:
             )
 
     def _plugin_observers(self) -> tuple[Observer, ...]:
-        return tuple(observer for _, observer in collect(self.plugins, "miniort_observers", object, session=self))  # type: ignore[misc]
+        return tuple(observer for _, observer in collect(self.plugins, "miniort_observers", Observer, session=self))  # type: ignore[type-abstract]
+
+    def _warn_of_failures(self) -> None:
+        for name, reason in self.plugins.hook_failures.items():
+            if name.rpartition(".")[2] in _BUILDING_HOOKS:
+                warnings.warn(f"{name} failed, and the session goes without what it gives: {reason}", PluginWarning, stacklevel=4)
 
     def _select_kernel(self, view: NodeView, candidates: list[Kernel]) -> Kernel | None:
-        chosen: Kernel | None = self.plugins.hook.miniort_select_kernel(node=view, candidates=candidates)
+        chosen: Kernel | None = first_result(self.plugins, "miniort_select_kernel", node=view, candidates=candidates)
         return chosen
 
     def _run_passes(self, model: ir.Model, assigner: Assigner, opsets: Mapping[str, int], level: Level) -> Sequence[Change]:
@@ -177,7 +188,10 @@ class InferenceSession:
         """
         wanted = self._wanted(output_names)
         outputs = self.plan.run(self._feeds(input_feed))
-        return [self._own(index, outputs[index]) for index in wanted]
+        results = [self._own(index, outputs[index]) for index in wanted]
+        if output_names and len(set(wanted)) < len(wanted):
+            return [owned(result, copy=True) for result in results]  # one was asked for twice
+        return results
 
     def execute(self, input_feed: Mapping[str, Any]) -> dict[str, Any]:
         """Run once, without checks or copies: all outputs by name. For callers that feed what they know to be right.
@@ -196,9 +210,7 @@ class InferenceSession:
         return [self._output_names.index(name) for name in names]
 
     def _own(self, index: int, value: Any) -> Any:
-        if not isinstance(value, np.ndarray | np.generic):
-            return value
-        return np.array(value) if index in self.plan.copied_outputs else np.asarray(value)
+        return owned(value, copy=index in self.plan.copied_outputs)
 
     def _feeds(self, feed: Mapping[str, Any]) -> list[Any]:
         for name in feed:
@@ -208,15 +220,21 @@ class InferenceSession:
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs that have to be fed, in the model's order."""
-        return [_node_arg(value) for value in self._inputs if value.const_value is None]
+        return [self._node_arg(value) for value in self._inputs if value.const_value is None]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """The inputs that have a default, which a feed may replace."""
-        return [_node_arg(value) for value in self._inputs if value.const_value is not None]
+        return [self._node_arg(value) for value in self._inputs if value.const_value is not None]
 
     def get_outputs(self) -> list[NodeArg]:
         """The outputs, in the model's order."""
-        return [_node_arg(value) for value in self.model.graph.outputs]
+        return [self._node_arg(value) for value in self.model.graph.outputs]
+
+    def _node_arg(self, value: ir.Value) -> NodeArg:
+        known: str | None = self.model.meta.get(MAP_TYPES, {}).get(value.name)
+        shape = list(shape_of(value) or ()) if value.type is None or isinstance(value.type, ir.TensorType) else []
+        sizes = [None if str(size).startswith(INVENTED_SIZE) else size for size in shape]
+        return NodeArg(value.name or "", known or _type_text(value), sizes)
 
     def get_providers(self) -> list[str]:
         """The session's providers, in the order in which they are asked."""
@@ -227,25 +245,33 @@ class InferenceSession:
         return explain(self.changes, self._placements, self.plan)
 
     def observe(self, *observers: Observer) -> InferenceSession:
-        """A session over the same graph and weights whose every run these observers watch. This one goes on unobserved.
+        """A session over the same graph and weights whose every run these observers watch as well. This one goes on as it was.
 
         InputError if an observer wants a value that the graph doesn't have.
         """
         watched = object.__new__(InferenceSession)
         watched.__dict__.update(self.__dict__)
-        watched._origin = replace(self._origin, observers=observers)
-        watched._compile(observers)
+        watched._compile((*self.plan.observers, *observers))
         return watched
 
     def close(self) -> None:
-        """Give the providers' memory back. The session can't run afterwards."""
+        """Give the providers' memory back. Neither the session nor those that `observe` made of it can run afterwards."""
         for provider in self.providers:
             provider.provider.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._origin.model, ir.Model):
             raise ModelError("a session over an onnx-ir model can't be pickled; build it from a path, bytes or a ModelProto")
-        return _rebuild, (replace(self._origin, weights=None, plugins=None, observers=()),)
+        return _rebuild, (replace(self._origin, weights=None, plugins=None),)
+
+
+def owned(value: Any, copy: bool) -> Any:
+    """An output as its caller gets it: arrays, also those in sequences, and copies of them where somebody else has them as well."""
+    if isinstance(value, list):
+        return [owned(item, copy) for item in value]
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    return np.array(value) if copy else np.asarray(value)
 
 
 def _rebuild(origin: _Origin) -> InferenceSession:
@@ -299,20 +325,40 @@ class _InputCheck:
             raise InputError(f"input {name!r} is missing: {type_string(self.dtype)} of shape {format_shape(self.shape)} is needed")
         if self.dtype is None:
             return value
-        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        array = value if isinstance(value, np.ndarray) else self._array(name, value)
+        if self.dtype == STRING and array.dtype.kind in "US":
+            array = array.astype(object)
         if array.dtype != self.dtype:
-            if self.dtype == STRING and array.dtype.kind in "US":
-                return array.astype(object)
-            found = type_string(array.dtype) if array.dtype.kind in "biufcUSO" else str(array.dtype)
-            raise InputError(
-                f"input {name!r} must be {type_string(self.dtype)}, found {found}; convert it with .astype({str(self.dtype)!r})"
-            )
+            wanted, found = type_string(self.dtype), type_string(array.dtype)
+            raise InputError(f"input {name!r} must be {wanted}, found {found}; convert it with .astype({str(self.dtype)!r})")
         if self.shape is not None and (array.ndim != len(self.shape) or any(array.shape[axis] != size for axis, size in self.fixed)):
             raise InputError(f"input {name!r} must have the shape {format_shape(self.shape)}, found {list(array.shape)}")
         return array
 
+    def _array(self, name: str, value: Any) -> Array:
+        """Python's own numbers and lists of them, which have no element type, as an array of the input's. A fraction is never cut off."""
+        if isinstance(value, np.generic):
+            return np.asarray(value)
+        if hasattr(value, "dtype"):
+            raise InputError(
+                f"input {name!r} must be a NumPy array, found {type(value).__module__}.{type(value).__name__}; convert it first"
+            )
+        try:
+            array = np.asarray(value)
+            kinds = {"b": "b", "u": "iu", "i": "iu", "f": "iuf", "V": "iuf", "c": "iufc"}.get(
+                "" if self.dtype is None else self.dtype.kind, ""
+            )
+            if array.dtype.kind in kinds:
+                array = np.array(value, dtype=self.dtype)
+        except Exception as error:
+            # NumPy calls the value's own methods, so this may be anything.
+            raise InputError(
+                f"input {name!r} must be {type_string(self.dtype)}; {type(value).__name__} can't be made an array: {error}"
+            ) from error
+        return array
 
-def _node_arg(value: ir.Value) -> NodeArg:
+
+def _type_text(value: ir.Value) -> str:
     kind: Any = value.type
     wrappers = []
     while isinstance(kind, ir.SequenceType | ir.OptionalType):
@@ -321,4 +367,4 @@ def _node_arg(value: ir.Value) -> NodeArg:
     text = type_string(dtype_from_onnx(int(value.dtype)) if value.dtype else None)
     for wrapper in reversed(wrappers):
         text = f"{wrapper}({text})"
-    return NodeArg(value.name or "", text, list(shape_of(value) or ()))
+    return text

@@ -1,0 +1,262 @@
+"""On random graphs the optimised model gives what the unoptimised one gives, to the bit, and what onnxruntime gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from miniort import InferenceSession, SessionOptions
+
+UNARY = ["Neg", "Abs", "Tanh", "Relu", "Identity", "Identity"]
+BINARY = ["Add", "Sub", "Mul", "Max"]
+OPSETS = [13, 17, 21]
+
+
+@dataclass
+class Builder:
+    """A graph that grows: its nodes, its float values with the shapes that they have with the feeds, and its vectors of sizes."""
+
+    draw: Any
+    prefix: str = ""
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    floats: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ints: dict[str, int] = field(default_factory=dict)  # vectors of int64, by length
+    initializers: list[onnx.TensorProto] = field(default_factory=list)
+    names: list[int] = field(default_factory=lambda: [0])
+
+    def fresh(self) -> str:
+        self.names[0] += 1
+        return f"{self.prefix}v{self.names[0]}"
+
+    def pick(self, shapes: dict[str, Any]) -> str:
+        return str(self.draw(st.sampled_from(sorted(shapes))))
+
+    def add(self, op: str, inputs: list[str], shape: tuple[int, ...], **attributes: Any) -> str:
+        out = self.fresh()
+        self.nodes.append(helper.make_node(op, inputs, [out], **attributes))
+        self.floats[out] = shape
+        return out
+
+    def constant(self, array: np.ndarray[Any, Any]) -> str:
+        """An initializer or a Constant node."""
+        out = self.fresh()
+        if self.draw(st.booleans()):
+            self.initializers.append(numpy_helper.from_array(array, out))
+        else:
+            self.nodes.append(helper.make_node("Constant", [], [out], value=numpy_helper.from_array(array)))
+        return out
+
+    def float_constant(self) -> None:
+        shape = self.draw(st.sampled_from([(), (1,), (2,), (3,), (2, 3), (1, 3), (3, 1)]))
+        seed = self.draw(st.integers(0, 3))  # few, so that equal ones happen
+        self.floats[self.constant(np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32))] = shape
+
+    def unary(self) -> None:
+        x = self.pick(self.floats)
+        self.add(self.draw(st.sampled_from(UNARY)), [x], self.floats[x])
+
+    def binary(self) -> None:
+        x = self.pick(self.floats)
+        fitting = {name: shape for name, shape in self.floats.items() if broadcast(self.floats[x], shape) is not None}
+        y = self.pick(fitting)
+        shape = broadcast(self.floats[x], fitting[y])
+        assert shape is not None
+        if int(np.prod(shape)) <= 64:
+            self.add(self.draw(st.sampled_from(BINARY)), [x, y], shape)
+
+    def again(self) -> None:
+        """An equal node once more."""
+        node = self.draw(st.sampled_from([node for node in self.nodes if len(node.output) == 1] or [None]))
+        if node is not None and node.op_type not in ("If", "Loop", "Constant") and node.output[0] in self.floats:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            copy.output[0] = self.fresh()
+            self.nodes.append(copy)
+            self.floats[copy.output[0]] = self.floats[node.output[0]]
+
+    def transpose(self) -> None:
+        x = self.pick({name: shape for name, shape in self.floats.items() if shape} or {"": None})
+        if not x:
+            return
+        order = self.draw(st.permutations(range(len(self.floats[x]))))
+        self.add("Transpose", [x], tuple(self.floats[x][axis] for axis in order), perm=order)
+
+    def flatten(self) -> None:
+        x = self.pick(self.floats)
+        self.add("Reshape", [x, self.constant(np.array([-1]))], (int(np.prod(self.floats[x], dtype=int)),))
+
+    def unsqueeze(self) -> None:
+        x = self.pick(self.floats)
+        if len(self.floats[x]) < 3:
+            self.add("Unsqueeze", [x, self.constant(np.array([0]))], (1, *self.floats[x]))
+
+    def concat(self) -> None:
+        x = self.pick(self.floats)
+        shape = self.floats[x]
+        if shape and int(np.prod(shape)) <= 32:
+            self.add("Concat", [x, x], (shape[0] * 2, *shape[1:]), axis=0)
+
+    def shape_of(self) -> None:
+        x = self.pick(self.floats)
+        out = self.fresh()
+        self.nodes.append(helper.make_node("Shape", [x], [out]))
+        self.ints[out] = len(self.floats[x])
+
+    def reshape_by_computed_shape(self) -> None:
+        """Reshape(x, Concat(Slice(Shape(x)), [-1])): what exporters write to flatten the last axes."""
+        x = self.pick(self.floats)
+        shape = self.floats[x]
+        if len(shape) < 2:
+            return
+        whole, first, target = self.fresh(), self.fresh(), self.fresh()
+        bounds = [self.constant(np.array([0])), self.constant(np.array([1]))]
+        rest = self.constant(np.array([-1]))
+        self.nodes += [
+            helper.make_node("Shape", [x], [whole]),
+            helper.make_node("Slice", [whole, *bounds], [first]),
+            helper.make_node("Concat", [first, rest], [target], axis=0),
+        ]
+        self.ints[target] = 2
+        self.add("Reshape", [x, target], (shape[0], int(np.prod(shape[1:]))))
+
+    def sizes_as_floats(self) -> None:
+        if self.ints:
+            name = self.pick(self.ints)
+            self.add("Cast", [name], (self.ints[name],), to=TensorProto.FLOAT)
+
+    def body(self, tag: str, floats: dict[str, tuple[int, ...]], result: tuple[int, ...]) -> tuple[Builder, str]:
+        """A few nodes that read this graph's values, and one of the wanted shape at the end."""
+        inner = Builder(self.draw, f"{self.prefix}{tag}", floats={**self.floats, **floats}, names=self.names)
+        for _ in range(self.draw(st.integers(0, 3))):
+            self.draw(st.sampled_from([Builder.unary, Builder.binary, Builder.float_constant, Builder.transpose]))(inner)
+        x = inner.pick({name: shape for name, shape in inner.floats.items() if shape == result})
+        return inner, inner.add(self.draw(st.sampled_from(UNARY)), [x], result)
+
+    def if_(self, condition: str) -> None:
+        shape = self.floats[self.pick(self.floats)]
+        graphs = []
+        for tag in ("t", "e"):
+            inner, out = self.body(tag, {}, shape)
+            graphs.append(helper.make_graph(inner.nodes, tag, [], [float_info(out)], inner.initializers))
+        self.add("If", [condition], shape, then_branch=graphs[0], else_branch=graphs[1])
+
+    def loop(self) -> None:
+        x = self.pick(self.floats)
+        shape = self.floats[x]
+        tag = self.fresh()
+        carried, going, still = f"{tag}c", f"{tag}g", f"{tag}s"
+        inner, out = self.body(f"{tag}b", {carried: shape}, shape)
+        inner.nodes.append(helper.make_node("Identity", [going], [still]))
+        graph = helper.make_graph(
+            inner.nodes,
+            "body",
+            [
+                helper.make_tensor_value_info(f"{tag}i", TensorProto.INT64, []),
+                helper.make_tensor_value_info(going, TensorProto.BOOL, []),
+                float_info(carried),
+            ],
+            [helper.make_tensor_value_info(still, TensorProto.BOOL, []), float_info(out)],
+            inner.initializers,
+        )
+        trips = self.constant(np.array(self.draw(st.integers(0, 3))))
+        self.add("Loop", [trips, "", x], shape, body=graph)
+
+
+def float_info(name: str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+
+
+def broadcast(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        return None
+
+
+@st.composite
+def models(draw: Any) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A valid model, and feeds for it."""
+    build = Builder(draw)
+    feeds: dict[str, Any] = {"c": np.array(draw(st.booleans()))}
+    infos = [helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
+    for index in range(draw(st.integers(1, 3))):
+        name = f"x{index}"
+        shape = draw(st.lists(st.integers(1, 3), max_size=3).map(tuple))
+        declared = [size if draw(st.booleans()) else f"{name}_{axis}" for axis, size in enumerate(shape)]
+        infos.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, declared))
+        feeds[name] = np.random.default_rng(index).uniform(-1, 1, shape).astype(np.float32)
+        build.floats[name] = shape
+    steps = [
+        Builder.unary,
+        Builder.unary,
+        Builder.binary,
+        Builder.binary,
+        Builder.again,
+        Builder.float_constant,
+        Builder.transpose,
+        Builder.flatten,
+        Builder.unsqueeze,
+        Builder.concat,
+        Builder.shape_of,
+        Builder.reshape_by_computed_shape,
+        Builder.sizes_as_floats,
+        Builder.loop,
+        lambda graph: graph.if_("c"),
+    ]
+    for _ in range(draw(st.integers(2, 14))):
+        draw(st.sampled_from(steps))(build)
+    computed = [name for node in build.nodes for name in node.output if name in build.floats or name in build.ints]
+    if not computed:
+        computed = [build.add("Neg", ["x0"], build.floats["x0"])]
+    outputs = draw(st.lists(st.sampled_from(computed), min_size=1, max_size=4, unique=True))
+    output_infos = [
+        float_info(name) if name in build.floats else helper.make_tensor_value_info(name, TensorProto.INT64, None) for name in outputs
+    ]
+    graph = helper.make_graph(build.nodes, "random", infos, output_infos, build.initializers)
+    opset = draw(st.sampled_from(OPSETS))
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), feeds
+
+
+def check(case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
+    proto, feeds = case
+    plain, optimised = (InferenceSession(proto, SessionOptions(level, strict=True)) for level in ("none", "all"))
+    assert [(each.name, each.type) for each in optimised.get_outputs()] == [(each.name, each.type) for each in plain.get_outputs()]
+    assert [(each.name, each.type) for each in optimised.get_inputs()] == [(each.name, each.type) for each in plain.get_inputs()]
+    expected = plain.run(None, feeds)
+    for _ in range(2):
+        for name, wanted, actual in zip([each.name for each in plain.get_outputs()], expected, optimised.run(None, feeds), strict=True):
+            assert actual.dtype == wanted.dtype, name
+            np.testing.assert_array_equal(actual, wanted, err_msg=name)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    reference = onnxruntime.InferenceSession(proto.SerializeToString(), options)
+    used = {each.name for each in reference.get_inputs()}
+    for wanted, actual in zip(reference.run(None, {name: feeds[name] for name in used}), expected, strict=True):
+        assert actual.shape == wanted.shape
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
+CHECKS = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=CHECKS)
+@given(models())
+def test_random_graphs(case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@settings(max_examples=3000, deadline=None, suppress_health_check=CHECKS)
+@given(models())
+def test_very_many_random_graphs(case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
+    check(case)

@@ -9,11 +9,13 @@ class TestMySampler(SamplerConformance):
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from miniort.generation.sampling import LogitsProcessor, Sampler
+from miniort.generation.sampling import LogitsProcessor, Sampler, TokenHistory
 from miniort.types import Array, FloatArray, IntArray
 
 # The tests are inherited, so hypothesis sees one test run by several classes. That's what they are for.
@@ -43,11 +45,20 @@ def _logits(draw: st.DrawFn) -> FloatArray:
 
 
 @st.composite
-def _tokens_and_logits(draw: st.DrawFn) -> tuple[IntArray, FloatArray]:
-    """Tokens [batch, time] out of the vocabulary of logits [batch, vocabulary]."""
+def histories_and_logits(draw: st.DrawFn) -> tuple[TokenHistory, FloatArray]:
+    """A history of 1 … 4 rows, some padded on the left, whose tokens have logits, and logits [batch, vocabulary]."""
     logits = draw(_logits())
+    batch, vocabulary = logits.shape
     rng = np.random.default_rng(draw(_SEEDS))
-    return rng.integers(logits.shape[1], size=(logits.shape[0], draw(st.integers(1, 8)))), logits
+    time = draw(st.integers(1, 8))
+    # Each row keeps a token at least.
+    mask = (np.arange(time) >= rng.integers(time, size=(batch, 1))).astype(np.int64)
+    # Padding comes before the prompt's end.
+    prompt_length = int(rng.integers(int((mask == 0).sum(axis=1).max()), time + 1))
+    end_tokens = frozenset(rng.integers(vocabulary, size=draw(st.integers(0, 2))).tolist())
+    remaining = draw(st.none() | st.integers(1, 20))
+    tokens = rng.integers(vocabulary, size=(batch, time))
+    return TokenHistory(tokens, mask, prompt_length, end_tokens, remaining), logits
 
 
 def _check(condition: bool, message: str) -> None:
@@ -68,21 +79,31 @@ def _with_gaps(array: Array) -> Array:
     return wide[:, -1]
 
 
+def _row_alone(history: TokenHistory, row: int) -> TokenHistory:
+    """One row as a batch of its own, which needs no padding."""
+    padding = int((history.mask[row] == 0).sum())
+    return TokenHistory(
+        history.tokens[row : row + 1, padding:],
+        history.mask[row : row + 1, padding:],
+        history.prompt_length - padding,
+        history.end_tokens,
+        history.remaining,
+    )
+
+
+def _streams(seed: int, batch: int) -> list[np.random.Generator]:
+    return [np.random.default_rng([seed, row]) for row in range(batch)]
+
+
 class SamplerConformance:
-    """What every sampler must do. Subclass it and define `create`.
-
-    `rows_are_independent`: with one seed and one batch size, a row's token depends on that row's logits only. A sampler that draws as
-    many numbers as it needs, row after row, can't promise that and sets it to False.
-    """
-
-    rows_are_independent = True
+    """What every sampler must do. Subclass it and define `create`."""
 
     def create(self) -> Sampler:
         """A new sampler to be tested."""
         raise NotImplementedError(f"{type(self).__name__} must define create()")
 
     def _sample(self, logits: Array, seed: int) -> IntArray:
-        return self.create()(logits, np.random.default_rng(seed))
+        return self.create()(logits, _streams(seed, len(logits)))
 
     @_SETTINGS
     @given(logits=_logits(), seed=_SEEDS)
@@ -104,9 +125,9 @@ class SamplerConformance:
     @_SETTINGS
     @given(logits=_logits(), seed=_SEEDS)
     def test_one_seed_gives_one_answer(self, logits: FloatArray, seed: int) -> None:
-        """From a new sampler, and from one that has been used: all randomness comes from `rng`."""
+        """From a new sampler, and from one that has been used: all randomness comes from `rngs`."""
         sampler = self.create()
-        first, second = (sampler(logits, np.random.default_rng(seed)) for _ in range(2))
+        first, second = (sampler(logits, _streams(seed, len(logits))) for _ in range(2))
         third = self._sample(logits, seed)
         _check(
             np.array_equal(first, second) and np.array_equal(first, third),
@@ -137,83 +158,127 @@ class SamplerConformance:
         _check(np.array_equal(found, wanted), f"float16 logits: wanted {wanted} as for float32, found {found}")
 
     @_SETTINGS
-    @given(logits=_logits(), seed=_SEEDS, other=_SEEDS)
-    def test_rows_are_independent(self, logits: FloatArray, seed: int, other: int) -> None:
-        if not self.rows_are_independent:
-            return
-        rng = np.random.default_rng(other)
-        row = int(rng.integers(len(logits)))
-        changed = rng.standard_normal(logits.shape).astype(np.float32)
-        changed[row] = logits[row]
-        wanted, found = self._sample(logits, seed)[row], self._sample(changed, seed)[row]
-        _check(bool(wanted == found), f"row {row}: wanted {wanted}, found {found} after other rows' logits had changed")
+    @given(logits=_logits(), seed=_SEEDS)
+    def test_a_row_is_sampled_as_it_is_alone(self, logits: FloatArray, seed: int) -> None:
+        """Its token depends on its logits and on its own stream of random numbers, and on nothing of the batch."""
+        together = self._sample(logits, seed)
+        for row in range(len(logits)):
+            [alone] = self.create()(logits[row : row + 1], [_streams(seed, len(logits))[row]])
+            _check(bool(together[row] == alone), f"row {row}: alone {alone}, in a batch of {len(logits)} {together[row]}")
+
+    @_SETTINGS
+    @given(logits=_logits(), seed=_SEEDS)
+    def test_the_order_of_rows_does_not_matter(self, logits: FloatArray, seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(len(logits))
+        streams = _streams(seed, len(logits))
+        wanted = self._sample(logits, seed)[order]
+        found = self.create()(logits[order], [streams[row] for row in order])
+        _check(np.array_equal(found, wanted), f"rows in the order {order}: wanted {wanted}, found {found}")
 
 
 class LogitsProcessorConformance:
-    """What every logits processor must do. Subclass it and define `create`."""
+    """What every logits processor must do. Subclass it and define `create`.
+
+    `may_rule_out_all`: a processor that rules tokens out for what stands before them can't promise that one is left, and sets it to True.
+    """
+
+    may_rule_out_all = False
 
     def create(self) -> LogitsProcessor:
         """A new logits processor to be tested."""
         raise NotImplementedError(f"{type(self).__name__} must define create()")
 
+    def examples(self) -> st.SearchStrategy[tuple[TokenHistory, FloatArray]]:
+        """What the processor is given. Replace it where a processor takes only some histories, or one size of vocabulary."""
+        return histories_and_logits()
+
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_shape_and_dtype_stay(self, example: tuple[IntArray, FloatArray]) -> None:
-        tokens, logits = example
+    @given(data=st.data())
+    def test_shape_stays_and_type_is_float32(self, data: st.DataObject) -> None:
+        history, logits = data.draw(self.examples())
         for dtype in (np.float32, np.float16):
-            found = self.create()(tokens, logits.astype(dtype))
+            given_logits: Array = logits.astype(dtype)
+            found = self.create()(history, given_logits)
             _check(isinstance(found, np.ndarray), f"wanted a NumPy array, found {type(found).__name__}")
             _check(found.shape == logits.shape, f"{dtype.__name__} logits: wanted shape {logits.shape}, found {found.shape}")
-            # Half precision may come back as float32, which holds all of it; never the other way round.
-            allowed = {np.dtype(dtype), np.dtype(np.float32)}
-            _check(found.dtype in allowed, f"{dtype.__name__} logits: wanted {dtype.__name__} or float32, found {found.dtype}")
+            _check(found.dtype == np.float32, f"{dtype.__name__} logits: wanted float32, found {found.dtype}")
 
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_inputs_are_not_written_into(self, example: tuple[IntArray, FloatArray]) -> None:
-        tokens, logits = example
-        given_tokens, given_logits = tokens.copy(), logits.copy()
-        self.create()(given_tokens, given_logits)
-        _check(np.array_equal(given_tokens, tokens), f"the processor wrote into its tokens: they were\n{tokens}\nand are\n{given_tokens}")
-        _check(np.array_equal(given_logits, logits), f"the processor wrote into its logits: they were\n{logits}\nand are\n{given_logits}")
+    @given(data=st.data())
+    def test_arithmetic_is_that_of_float32(self, data: st.DataObject) -> None:
+        """Half precision is widened before anything is calculated."""
+        history, logits = data.draw(self.examples())
+        half = logits.astype(np.float16)
+        wanted, found = self.create()(history, half.astype(np.float32)), self.create()(history, half)
+        _check(np.array_equal(found, wanted, equal_nan=True), f"float16 logits: wanted\n{wanted}\nas for float32, found\n{found}")
 
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_memory_of_inputs_does_not_matter(self, example: tuple[IntArray, FloatArray]) -> None:
+    @given(data=st.data())
+    def test_inputs_are_not_written_into(self, data: st.DataObject) -> None:
+        history, logits = data.draw(self.examples())
+        tokens, mask, before = history.tokens.copy(), history.mask.copy(), logits.copy()
+        self.create()(history, logits)
+        for noun, was, found in (("tokens", tokens, history.tokens), ("mask", mask, history.mask), ("logits", before, logits)):
+            _check(np.array_equal(found, was), f"the processor wrote into its {noun}: they were\n{was}\nand are\n{found}")
+
+    @_SETTINGS
+    @given(data=st.data())
+    def test_memory_of_inputs_does_not_matter(self, data: st.DataObject) -> None:
         """Read-only arrays and arrays with gaps are inputs like any others."""
-        tokens, logits = example
-        wanted = self.create()(tokens.copy(), logits.copy())
+        history, logits = data.draw(self.examples())
+        wanted = self.create()(history, logits.copy())
         for noun, change in (("read-only", _read_only), ("non-contiguous", _with_gaps)):
-            found = self.create()(change(tokens), change(logits))
+            same = replace(history, tokens=change(history.tokens), mask=change(history.mask))
+            found = self.create()(same, change(logits))
             _check(np.array_equal(found, wanted), f"{noun} inputs: wanted\n{wanted}\nfound\n{found}")
 
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_no_memory_of_earlier_calls(self, example: tuple[IntArray, FloatArray]) -> None:
-        """A rewound or forked text is processed like a new one: the history is in `tokens`, and nowhere else."""
-        tokens, logits = example
-        process = self.create()
-        first, second = process(tokens, logits.copy()), process(tokens, logits.copy())
+    @given(data=st.data())
+    def test_no_memory_of_earlier_calls(self, data: st.DataObject) -> None:
+        """A rewound or forked text is processed like a new one: the history is what's given, and nothing else."""
+        history, logits = data.draw(self.examples())
+        processor = self.create()
+        first, second = processor(history, logits.copy()), processor(history, logits.copy())
         _check(np.array_equal(first, second), f"two calls with the same inputs differ:\n{first}\n{second}")
 
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_a_token_is_left_and_nothing_is_nan(self, example: tuple[IntArray, FloatArray]) -> None:
-        found = self.create()(*example)
+    @given(data=st.data())
+    def test_a_token_is_left_and_nothing_is_nan(self, data: st.DataObject) -> None:
+        history, logits = data.draw(self.examples())
+        found = self.create()(history, logits)
         _check(not bool(np.isnan(found).any()), f"logits became NaN: {found}")
-        _check(bool(np.isfinite(found).any(axis=-1).all()), f"a row has no finite logit left: {found}")
+        left = np.isfinite(found).any(axis=-1).all()
+        _check(self.may_rule_out_all or bool(left), f"a row has no finite logit left: {found}")
 
     @_SETTINGS
-    @given(example=_tokens_and_logits())
-    def test_rows_are_independent(self, example: tuple[IntArray, FloatArray]) -> None:
-        """A row of a batch is processed as it is alone."""
-        tokens, logits = example
-        assume(len(logits) > 1)
-        together = self.create()(tokens, logits.copy())
+    @given(data=st.data())
+    def test_what_is_ruled_out_stays_so(self, data: st.DataObject) -> None:
+        history, logits = data.draw(self.examples())
+        found = self.create()(history, logits)
+        back = np.argwhere((logits == -np.inf) & (found > -np.inf))
+        _check(not back.size, f"logits of -inf became others at [row, token] {back.tolist()}")
+
+    @_SETTINGS
+    @given(data=st.data())
+    def test_a_row_is_processed_as_it_is_alone(self, data: st.DataObject) -> None:
+        """Neither other rows nor the padding in front of it change a row."""
+        history, logits = data.draw(self.examples())
+        together = self.create()(history, logits.copy())
         for row in range(len(logits)):
-            alone = self.create()(tokens[row : row + 1], logits[row : row + 1].copy())[0]
+            alone = self.create()(_row_alone(history, row), logits[row : row + 1].copy())[0]
             # The order of a sum may depend on the batch.
             _check(
                 np.allclose(together[row], alone, rtol=1e-5, atol=1e-6),
                 f"row {row} alone: wanted\n{alone}\nfound in the batch\n{together[row]}",
             )
+
+    @_SETTINGS
+    @given(data=st.data())
+    def test_what_padding_is_does_not_matter(self, data: st.DataObject) -> None:
+        """Any id may stand where the mask is 0, also one that's no token's."""
+        history, logits = data.draw(self.examples())
+        wanted = self.create()(history, logits.copy())
+        for padding in (0, logits.shape[1] - 1, -1, 10**6):
+            other = replace(history, tokens=np.where(history.mask == 0, padding, history.tokens))
+            found = self.create()(other, logits.copy())
+            _check(np.array_equal(found, wanted), f"padding of {padding}: wanted\n{wanted}\nfound\n{found}")

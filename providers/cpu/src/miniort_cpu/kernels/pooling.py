@@ -1,0 +1,226 @@
+"""Pools: AveragePool, MaxPool, LpPool, their global forms, and MaxUnpool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from miniort.kernels import KernelTable, NodeContext, Run
+from miniort.types import Array, DType
+from miniort_cpu.buffers import Allocate
+from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.integers import is_integer
+from miniort_cpu.kernels.reduction import maximum, mean
+from miniort_cpu.windows import Placement, SlidingWindow, overlap, positions, sliding_window
+
+kernels = KernelTable("cpu")
+
+
+def _lowest(dtype: DType) -> Any:
+    return np.iinfo(dtype).min if is_integer(dtype) else -np.inf
+
+
+def pool(allocate: Allocate, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, place: Placement) -> Array:
+    """`ufunc` of all elements that each window sees, `empty` where it sees none. Padding counts for nothing.
+
+    Each axis is pooled by itself: k passes for each, where all at once would take their product. The first axis comes first, since its
+    passes run over whole rows.
+
+    x: [N, C, *sizes] -> [N, C, *counts]
+    """
+    for axis in range(len(place.counts)):
+        before = (slice(None),) * (axis + 2)
+        count, stride = place.counts[axis], window.strides[axis]
+        if window.kernel[axis] == 1 and stride == 1 and count == x.shape[axis + 2] and not place.begins[axis]:
+            continue
+        out = allocate((*x.shape[: axis + 2], count, *x.shape[axis + 3 :]), x.dtype)
+        spans = [
+            overlap(k * window.dilations[axis] - place.begins[axis], stride, x.shape[axis + 2], count) for k in range(window.kernel[axis])
+        ]
+        spans.sort(key=lambda span: span[0] - span[1])  # the one that most windows see something of first: it needs no `out` to start from
+        (first, last, seen), *others = spans
+        out[(*before, slice(0, first))] = empty
+        out[(*before, slice(last, None))] = empty
+        start = 0
+        if others and others[0][:2] == (first, last):
+            ufunc(x[(*before, seen)], x[(*before, others[0][2])], out=out[(*before, slice(first, last))])
+            start = 1
+        else:
+            out[(*before, slice(first, last))] = x[(*before, seen)]
+        for first, last, seen in others[start:]:
+            if last > first:
+                target = out[(*before, slice(first, last))]
+                ufunc(target, x[(*before, seen)], out=target)
+        x = out
+    return x
+
+
+@lru_cache(maxsize=256)
+def _window_counts(window: SlidingWindow, place: Placement, sizes: tuple[int, ...], with_padding: bool) -> Array | int:
+    """How many elements each window averages over: [*counts] int, or one number where it's the same for all."""
+    per_axis = []
+    for axis, (size, count) in enumerate(zip(sizes, place.counts, strict=True)):
+        begin, end = (place.begins[axis], place.ends[axis]) if with_padding else (0, 0)
+        at = np.arange(count)[:, None] * window.strides[axis] + np.arange(window.kernel[axis]) * window.dilations[axis]
+        at -= place.begins[axis]
+        per_axis.append(((at >= -begin) & (at < size + end)).sum(axis=1))
+    counts = per_axis[0]
+    for each in per_axis[1:]:
+        counts = counts[..., None] * each
+    return int(counts.flat[0]) if counts.size and (counts == counts.flat[0]).all() else counts
+
+
+@kernels.register("AveragePool", versions=(1, None))
+def average_pool(node: NodeContext) -> Run:
+    """The mean of what each window sees; its padding counts as zeros with `count_include_pad`, what lies past that never.
+
+    x: [N, C, *sizes] -> [N, C, *counts]
+    """
+    window = sliding_window(node, node.attribute("kernel_shape"))
+    with_padding = bool(node.attribute("count_include_pad", 0))
+    allocate = node.provider.allocate
+
+    @quiet
+    def run(x: Array) -> Array:
+        wide, sizes = widen(x), x.shape[2:]
+        place = window.place(sizes)
+        total = pool(allocate, np.add, 0, wide, window, place)
+        out = allocate(total.shape, total.dtype) if total is wide else total
+        counts = _window_counts(window, place, sizes, with_padding)
+        if isinstance(counts, int):
+            np.multiply(total, 1 / counts if counts else np.nan, out=out)
+        else:
+            np.divide(total, counts, out=out, casting="unsafe")
+        return as_dtype(out, x.dtype)
+
+    return run
+
+
+@kernels.register("LpPool", versions=(1, None))
+def lp_pool(node: NodeContext) -> Run:
+    """(Σ |x|ᵖ)^(1/p) over what each window sees. x: [N, C, *sizes] -> [N, C, *counts]."""
+    window = sliding_window(node, node.attribute("kernel_shape"))
+    power = node.attribute("p", 2)
+    allocate = node.provider.allocate
+
+    @quiet
+    def run(x: Array) -> Array:
+        wide = widen(x)
+        powers = np.power(np.abs(wide), power, out=allocate(wide.shape, wide.dtype))
+        total = pool(allocate, np.add, 0, powers, window, window.place(x.shape[2:]))
+        return as_dtype(np.power(total, 1 / power, out=total), x.dtype)
+
+    return run
+
+
+@kernels.register("MaxPool", versions=(1, None))
+def max_pool(node: NodeContext) -> Run:
+    """The largest of what each window sees, and where it is: its index in x, flattened in the order that `storage_order` says.
+
+    x: [N, C, *sizes] -> [N, C, *counts], and the same of int64; of equal elements the first one's index
+    """
+    window = sliding_window(node, node.attribute("kernel_shape"))
+    column_major = bool(node.attribute("storage_order", 0))
+    allocate = node.provider.allocate
+
+    @quiet
+    def run(x: Array) -> Array:
+        y = pool(allocate, np.maximum, _lowest(x.dtype), x, window, window.place(x.shape[2:]))
+        return x.copy() if y is x else y
+
+    @quiet
+    def run_with_indices(x: Array) -> tuple[Array, Array]:
+        return _max_pool_with_indices(allocate, x, window, column_major)
+
+    return run_with_indices if len(node.outputs) > 1 and node.outputs[1] is not None else run
+
+
+def _max_pool_with_indices(allocate: Allocate, x: Array, window: SlidingWindow, column_major: bool) -> tuple[Array, Array]:
+    batch, channels, *sizes = x.shape
+    place = window.place(x.shape[2:])
+    y = allocate((batch, channels, *place.counts), x.dtype)
+    y[...] = _lowest(x.dtype)
+    indices = allocate(y.shape, np.dtype(np.int64))
+    indices[...] = -1
+    element = np.arange(prod(sizes)).reshape(sizes, order="F" if column_major else "C")
+    for each in positions(window.kernel, window.strides, window.dilations, place.begins, tuple(sizes), place.counts):
+        here, seen = each.windows, x[each.elements]
+        better = (seen > y[here]) | (indices[here] < 0) | ((seen != seen) & (y[here] == y[here]))  # NaN is largest
+        np.copyto(y[here], seen, where=better)
+        np.copyto(indices[here], element[each.elements], where=better)
+    indices += np.arange(batch * channels).reshape(batch, channels, *(1,) * len(sizes)) * prod(sizes)
+    return y, indices
+
+
+@kernels.register("MaxUnpool", versions=(9, None))
+def max_unpool(node: NodeContext) -> Run:
+    """The input of a MaxPool again: its maxima where they were, zeros elsewhere.
+
+    The indices are those of a tensor of the shape that the attributes imply; an `output_shape` that is larger has zeros after it.
+
+    x, indices: [N, C, *counts]; output_shape: [rank] int64 -> [N, C, *sizes], or output_shape
+    """
+    window = sliding_window(node, node.attribute("kernel_shape"))
+
+    @quiet
+    def run(x: Array, indices: Array, output_shape: Array | None = None) -> Array:
+        sizes = [
+            (count - 1) * stride + kernel - begin - end
+            for count, stride, kernel, begin, end in zip(
+                x.shape[2:], window.strides, window.kernel, window.begins, window.ends, strict=True
+            )
+        ]
+        y = np.zeros((*x.shape[:2], *sizes), x.dtype)
+        shape = y.shape if output_shape is None else tuple(output_shape.tolist())
+        y.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)
+        if shape == y.shape:
+            return y
+        larger = np.zeros(shape, x.dtype)
+        kept = tuple(slice(min(size, wanted)) for size, wanted in zip(y.shape, shape, strict=True))
+        larger[kept] = y[kept]
+        return larger
+
+    return run
+
+
+def _spatial(x: Array) -> Sequence[int]:
+    return range(2, x.ndim)
+
+
+@kernels.register("GlobalAveragePool", versions=(1, None))
+def global_average_pool(node: NodeContext) -> Run:
+    """The mean over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
+
+    @quiet
+    def run(x: Array) -> Array:
+        return as_dtype(mean(widen(x), tuple(_spatial(x)), True), x.dtype)
+
+    return run
+
+
+@kernels.register("GlobalMaxPool", versions=(1, None))
+def global_max_pool(node: NodeContext) -> Run:
+    """The largest over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
+
+    @quiet
+    def run(x: Array) -> Array:
+        return as_dtype(maximum(widen(x), tuple(_spatial(x)), True), x.dtype)
+
+    return run
+
+
+@kernels.register("GlobalLpPool", versions=(1, None))
+def global_lp_pool(node: NodeContext) -> Run:
+    """(Σ |x|ᵖ)^(1/p) over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
+    power = node.attribute("p", 2)
+
+    @quiet
+    def run(x: Array) -> Array:
+        total = np.add.reduce(np.power(np.abs(widen(x)), power), tuple(_spatial(x)), keepdims=True)
+        return as_dtype(np.power(total, 1 / power), x.dtype)
+
+    return run

@@ -1,0 +1,45 @@
+"""The ONNX project's own backend tests, and the page that says what doesn't pass."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import miniort.backend
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    """tools/backend_conformance.py, which made the page."""
+    spec = importlib.util.spec_from_file_location("backend_conformance", ROOT / "tools" / "backend_conformance.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["backend_conformance"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_backend_suite(tool: ModuleType) -> None:
+    outcome = tool.run_suite(miniort.backend)
+    unexplained = {name: error for name, error in outcome.failed.items() if tool.reason_for(name) is None}
+    assert unexplained == {}
+    assert len(outcome.passed) >= 2024
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    assert set(re.findall(r"^\| `(test_\w+)` \|", page, re.M)) == set(outcome.failed)
+    assert f"| {len(outcome.passed):,} | {len(outcome.failed):,} |" in page
+
+
+def test_every_listed_failure_has_a_reason(tool: ModuleType) -> None:
+    page = (ROOT / "docs" / "conformance.md").read_text()
+    listed = re.findall(r"^\| `(test_\w+)` \| (.+) \|$", page, re.M)
+    assert listed
+    assert [name for name, reason in listed if tool.reason_for(name) != reason] == []

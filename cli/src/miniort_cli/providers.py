@@ -13,7 +13,7 @@ def providers(as_json: bool) -> None:
     """List providers, and which can be used here."""
     from miniort.plugins import create_plugin_manager
     from miniort.plugins.collect import failed_plugins
-    from miniort.runtime.open_providers import check_provider, list_providers
+    from miniort.providers import check_provider, list_providers
     from miniort_cli.tables import print_table
 
     manager = create_plugin_manager()

@@ -17,7 +17,7 @@ from onnx.backend.base import BackendRep, namedtupledict
 
 from miniort.errors import MiniortError, ProviderError
 from miniort.plugins import create_plugin_manager
-from miniort.runtime.open_providers import check_provider, list_providers
+from miniort.providers import check_provider, list_providers
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.types import dtype_to_onnx
 

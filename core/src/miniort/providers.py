@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from miniort.errors import ProviderError
+from miniort.plugins import collect_mapping
 
 if TYPE_CHECKING:
     from miniort.kernels import KernelTable
+    from miniort.plugins import PluginManager
     from miniort.types import Array, DType
 
 HOST = "host"
@@ -107,3 +109,17 @@ def canonical_provider_name(name: str) -> str:
     """Miniort's name of a provider: `"CPUExecutionProvider"`, onnxruntime's spelling, is `"cpu"`."""
     suffix = "ExecutionProvider"
     return name[: -len(suffix)].lower() if name.endswith(suffix) and name != suffix else name.lower()
+
+
+def list_providers(plugins: PluginManager) -> dict[str, ProviderInfo]:
+    """Every provider that a plugin offers, available or not, by priority."""
+    return collect_mapping(plugins, "miniort_providers", ProviderInfo)
+
+
+def check_provider(info: ProviderInfo) -> Availability:
+    """Whether a provider can be used here; one whose check breaks the promise not to raise can't."""
+    try:
+        return info.check()
+    except Exception as error:
+        # A plugin may raise anything; the others must still be usable.
+        return Availability(False, f"its check failed: {type(error).__name__}: {error}")

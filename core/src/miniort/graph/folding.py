@@ -19,7 +19,7 @@ NON_DETERMINISTIC = frozenset({"Bernoulli", "Dropout", "Multinomial"}) | frozens
 )
 
 GROWTH = 8
-SMALL = 1 << 20
+SMALL = 64 << 20
 """A result of more than SMALL bytes is kept only if it's at most GROWTH times as large as what it was made from."""
 
 

@@ -71,4 +71,6 @@ def shape_of(value: ir.Value) -> Shape | None:
 
 
 def _dimension(size: int | ir.SymbolicDim) -> Dimension:
-    return size if isinstance(size, int) else size.value
+    if isinstance(size, int):
+        return size if size >= 0 else None  # some exporters write -1 for a size that isn't known
+    return size.value

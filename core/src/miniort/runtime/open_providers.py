@@ -7,27 +7,20 @@ from typing import Any
 
 from miniort.errors import MiniortError, ProviderError
 from miniort.kernels import ANY_PROVIDER, Kernel, KernelTable
-from miniort.plugins import PluginManager, collect, collect_mapping
+from miniort.plugins import PluginManager, collect
 from miniort.plugins.collect import failed_plugins, unknown_name_message
 from miniort.plugins.manager import describe_exception
-from miniort.providers import HOST, Availability, ProviderInfo, ProviderOptions, canonical_provider_name
+from miniort.providers import (
+    HOST,
+    ProviderInfo,
+    ProviderOptions,
+    canonical_provider_name,
+    check_provider,
+    list_providers,
+)
 from miniort.runtime.assignment import OpenProvider
 
 AUTO = "auto"
-
-
-def list_providers(plugins: PluginManager) -> dict[str, ProviderInfo]:
-    """Every provider that a plugin offers, available or not, by priority."""
-    return collect_mapping(plugins, "miniort_providers", ProviderInfo)
-
-
-def check_provider(info: ProviderInfo) -> Availability:
-    """Whether a provider can be used here; one whose check breaks the promise not to raise can't."""
-    try:
-        return info.check()
-    except Exception as error:
-        # A plugin may raise anything; the others must still be usable.
-        return Availability(False, f"its check failed: {type(error).__name__}: {error}")
 
 
 def open_providers(

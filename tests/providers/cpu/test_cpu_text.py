@@ -126,13 +126,14 @@ class TestTfIdfVectorizer:
         same(model(x.ravel())[0], model.onnxruntime(x.ravel())[0])
 
     def test_a_weight_belongs_to_its_n_gram(self, node, same):
-        # The specification: weights[i] is that of the i-th n-gram of the pool. Where ngram_indexes isn't 0, 1, 2, ..., onnxruntime and the
-        # reference evaluator take it for that of output i.
+        # The specification: weights[i] is that of the i-th n-gram of the pool. The reference evaluator takes it for that of output i, which
+        # differs where ngram_indexes isn't 0, 1, 2, ...
         attributes = {"pool_int64s": [5, 6], "ngram_counts": [0], "ngram_indexes": [1, 0], "weights": [10.0, 100.0]}
         x = np.array([5, 5, 6])
         for mode, want in (("TFIDF", [100, 20]), ("IDF", [100, 10]), ("TF", [1, 2])):
             model = node("TfIdfVectorizer", 9, [x], mode=mode, max_skip_count=0, min_gram_length=1, max_gram_length=1, **attributes)
             same(model(x)[0], np.array(want, np.float32))
+            same(model(x)[0], model.onnxruntime(x)[0])
 
     def test_nothing(self, node, same):
         attributes = NUMBERS | {"mode": "TF", "max_skip_count": 0, "min_gram_length": 1, "max_gram_length": 2}

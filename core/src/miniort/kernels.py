@@ -37,7 +37,8 @@ ANY_PROVIDER = "*"
 
 Run: TypeAlias = Callable[..., Any]
 """A kernel that was compiled for one node: takes the node's inputs in order, None for an absent one, and returns the output, or a
-tuple of outputs in the node's order. It never writes into an input, and may return a view only of the input that `view_of` names."""
+tuple of outputs in the node's order. It never writes into an input, and may return a view only of the input that `view_of` names.
+NumPy's floating-point warnings are off while it runs: 1/0 is a result in ONNX."""
 
 CompileKernel: TypeAlias = "Callable[[NodeContext], Run]"
 

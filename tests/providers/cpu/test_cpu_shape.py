@@ -198,6 +198,15 @@ def test_slice_without_axes(node, same, sample):
     same(node("Slice", 1, [x], starts=(1,), ends=(3,))(x)[0], x[1:3])
 
 
+def test_a_backward_slice_that_starts_before_the_first_element_starts_at_it(node, same):
+    x = np.arange(3, dtype=np.float32)
+    values = [ints(-(2**31)), ints(-(2**31)), ints(0), ints(-1)]
+    same(node("Slice", 13, [x, *values])(x, *values)[0], x[:1])
+    same(node("Slice", 13, [x, *values], constants=dict(enumerate(values, 1)))(x)[0], x[:1])
+    empty = x[:0]
+    same(node("Slice", 13, [empty, *values])(empty, *values)[0], empty)
+
+
 class TestGather:
     @pytest.mark.parametrize("axis", [0, 1, -1])
     def test_gather(self, axis, node, same, sample, versions, types_of):

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from miniort.errors import KernelError, MiniortError, RunError
@@ -75,7 +76,8 @@ class Plan:
         if self.scoped:
             values[SCOPE] = values
         try:
-            (_run_observed if self.observers else _run_plain)(self, values)
+            with np.errstate(all="ignore"):  # 1/0 is a result in ONNX, inf or NaN; once here is cheaper than in every kernel
+                (_run_observed if self.observers else _run_plain)(self, values)
             return [values[slot] for slot in self.outputs]
         finally:
             values[SCOPE] = None  # a list that holds itself would live until the garbage collector comes

@@ -288,7 +288,9 @@ def _evaluate(assigner: Assigner, node: ir.Node, inputs: Sequence[Array | None])
     view = placement.view
     context = NodeContext(**{name: getattr(view, name) for name in NodeView.__dataclass_fields__}, provider=placement.provider.provider)
     try:
-        result = placement.kernel.compile(context)(*inputs)
+        run = placement.kernel.compile(context)
+        with np.errstate(all="ignore"):
+            result = run(*inputs)
     except Exception:
         # What can't be computed now is left in the graph; its error comes when it's run, with the node's name.
         return None

@@ -1,4 +1,4 @@
-"""What ONNX's floating-point arithmetic needs beyond NumPy's: silence about infinities, and float32 inside ops on narrower floats."""
+"""What ONNX's floating-point arithmetic needs beyond NumPy's: float32 inside ops on narrower floats."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import ml_dtypes
 import numpy as np
 
 from miniort.types import Array, DType
-
-quiet = np.errstate(all="ignore")
-"""Decorator for runs: 1/0 and the like are results (inf, NaN), nothing to warn about. Costs half a microsecond a call."""
 
 FLOAT32 = np.dtype(np.float32)
 FLOAT64 = np.dtype(np.float64)

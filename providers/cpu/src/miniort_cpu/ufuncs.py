@@ -10,7 +10,6 @@ import numpy as np
 from miniort.kernels import CompileKernel, NodeContext, Run
 from miniort.pool import SMALLEST
 from miniort.types import Array, DType
-from miniort_cpu.floating_point import quiet
 
 Ufunc: TypeAlias = Callable[..., Any]
 """f(x, out=array) or f(a, b, out=array), which returns `out`, and a new array of any rank for `out=...`."""
@@ -22,7 +21,6 @@ def unary(ufunc: Ufunc, dtype: DType | None = None) -> CompileKernel:
     def compile_unary(node: NodeContext) -> Run:
         allocate = node.provider.allocate
 
-        @quiet
         def run(x: Array) -> Array:
             if x.nbytes < SMALLEST:
                 return ufunc(x, out=...)  # type: ignore[no-any-return]
@@ -39,7 +37,6 @@ def binary(ufunc: Ufunc, dtype: DType | None = None) -> CompileKernel:
     def compile_binary(node: NodeContext) -> Run:
         allocate = node.provider.allocate
 
-        @quiet
         def run(a: Array, b: Array) -> Array:
             if a.nbytes < SMALLEST and b.nbytes < SMALLEST:
                 return ufunc(a, b, out=...)  # type: ignore[no-any-return]
@@ -57,7 +54,6 @@ def variadic(ufunc: Ufunc) -> CompileKernel:
     def compile_variadic(node: NodeContext) -> Run:
         allocate = node.provider.allocate
 
-        @quiet
         def run(*xs: Array) -> Array:
             if len(xs) == 1:
                 return xs[0]

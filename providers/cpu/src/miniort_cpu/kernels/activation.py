@@ -11,7 +11,7 @@ import numpy as np
 
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype
 from miniort_cpu.ufuncs import unary
 
 kernels = KernelTable("cpu")
@@ -34,7 +34,6 @@ def blockwise(formula: Callable[[NodeContext], Formula]) -> CompileKernel:
         compute = formula(node)
         allocate = node.provider.allocate
 
-        @quiet
         def run(x: Array) -> Array:
             dtype = x.dtype
             if dtype != FLOAT32 and dtype != FLOAT64:
@@ -63,7 +62,7 @@ kernels.register("Tanh", versions=(6, None))(unary(np.tanh))
 
 def sigmoid(x: Array, y: Array) -> None:
     """1 / (1 + exp(-x))."""
-    np.negative(x, out=y)
+    np.multiply(x, -1, out=y)  # np.negative from one strided array to another is wrong in NumPy 2.4 for some strides
     np.exp(y, out=y)
     np.add(y, 1, out=y)
     np.reciprocal(y, out=y)

@@ -10,7 +10,7 @@ from miniort.generation.cache import BlockedView
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType, dtype_from_onnx
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import FLOAT64, as_dtype, compute_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT64, as_dtype, compute_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -39,7 +39,6 @@ def attention(node: NodeContext) -> Run:
     wants_present = any(output is not None for output in node.outputs[1:3])
     wants_scores = len(node.outputs) > 3 and node.outputs[3] is not None
 
-    @quiet
     def run(
         q: Array,
         k: Array | BlockedView,

@@ -10,7 +10,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import FLOAT32, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, as_dtype, widen
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.matrix import matrix_product
 
@@ -165,7 +165,6 @@ def matmul_nbits(node: NodeContext) -> Run:
             made = quantized
             kept = node.prepare(1, f"cpu.dequantized:{bits}:{columns}:{digest}", lambda _: made.matrix())
 
-    @quiet
     def run(
         a: Array,
         b: Array,
@@ -202,7 +201,6 @@ def gather_block_quantized(node: NodeContext) -> Run:
     bits, block_size = node.attribute("bits", 4), node.attribute("block_size", 128)
     allocate = node.provider.allocate
 
-    @quiet
     def run(data: Array, indices: Array, scales: Array, zero_points: Array | None = None) -> Array:
         rank = data.ndim
         along, by_block = normalize_axis(axis, rank), normalize_axis(quantized_axis, rank)

@@ -9,7 +9,7 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.pool import SMALLEST
 from miniort.types import STRING, Array, DType, dtype_from_onnx
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS
 
 kernels = KernelTable("cpu")
 
@@ -46,7 +46,6 @@ def cast_like(node: NodeContext) -> Run:
     return run
 
 
-@quiet
 def convert(x: Array, dtype: DType, saturate: bool, round_mode: str, allocate: Allocate) -> Array:
     """A new array with x's values in another type, by the rules of Cast's specification."""
     if dtype == STRING:

@@ -6,7 +6,6 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import quiet
 from miniort_cpu.ufuncs import binary, unary
 
 kernels = KernelTable("cpu")
@@ -28,7 +27,6 @@ def is_infinite(node: NodeContext) -> Run:
     if positive and negative:
         return unary(np.isinf, BOOL)(node)
 
-    @quiet
     def run(x: Array) -> Array:
         found: Array = np.isinf(x, out=...)
         if positive:

@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.activation import Formula, blockwise, gelu, gelu_tanh, sigmoid
 from miniort_cpu.kernels.recurrent import PLAIN, SCALED, Activation
 
@@ -28,7 +28,6 @@ def after_bias(compile_activation: CompileKernel) -> CompileKernel:
         activate = compile_activation(node)
         allocate = node.provider.allocate
 
-        @quiet
         def run(x: Array, bias: Array | None = None) -> Array:
             if bias is None:
                 return activate(x)  # type: ignore[no-any-return]
@@ -70,7 +69,6 @@ def bias_split_gelu(node: NodeContext) -> Run:
     """`left` · gelu(right), left and right the halves of x + bias. x: [batch, N, 2 D]; bias: [2 D] -> [batch, N, D]."""
     activate = gelu(node)
 
-    @quiet
     def run(x: Array, bias: Array) -> Array:
         left, right = np.split(widen(x) + widen(bias), 2, axis=-1)
         gate: Array = activate(np.ascontiguousarray(right))

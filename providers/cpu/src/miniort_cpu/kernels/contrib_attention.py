@@ -16,7 +16,7 @@ from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import Array
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import FLOAT32, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, as_dtype, widen
 from miniort_cpu.kernels.attention import _exponentials, _joined, _scores, _split_heads, _weighted_sum
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.integer_matrix import RightMatrix, integer_product, right_matrix
@@ -168,7 +168,6 @@ def attention(node: NodeContext) -> Run:
     constant = widened_constant(node, 1)
     allocate = node.provider.allocate
 
-    @quiet
     def run(
         x: Array,
         weight: Array,
@@ -196,7 +195,6 @@ def quantized_attention(node: NodeContext) -> Run:
     constant = right_matrix(node, 1, 7)
     allocate = node.provider.allocate
 
-    @quiet
     def run(
         x: Array,
         weight: Array,
@@ -238,7 +236,6 @@ def multi_head_attention(node: NodeContext) -> Run:
     wants_present = any(output is not None for output in node.outputs[1:3])
     wants_scores = len(node.outputs) > 3 and node.outputs[3] is not None
 
-    @quiet
     def run(
         q: Array,
         k: Array | None = None,
@@ -292,7 +289,6 @@ def contrib_rotary_embedding(node: NodeContext) -> Run:
     rotated, heads = node.attribute("rotary_embedding_dim", 0), node.attribute("num_heads", 0)
     interleaved = node.attribute("interleaved", 0)
 
-    @quiet
     def run(x: Array, position_ids: Array, cosines: Array, sines: Array) -> Array:
         count = heads or x.shape[-1] // (2 * cosines.shape[1])
         attributes = {"interleaved": interleaved, "rotary_embedding_dim": rotated, "num_heads": count}
@@ -350,7 +346,6 @@ def group_query_attention(node: NodeContext) -> Run:
             rotation = rotary_embedding(replace(node, attributes=attributes))
         return rotation(x, cosines, sines, positions)  # type: ignore[no-any-return]
 
-    @quiet
     def run(
         q: Array,
         k: Array | None,

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.contrib_activation import CONTRIB, fused_activation
 from miniort_cpu.kernels.convolution import conv
 
@@ -23,7 +23,6 @@ def fused_conv(node: NodeContext) -> Run:
     activate = fused_activation(node, parameters[0], parameters[1])
     convolve = conv(node)
 
-    @quiet
     def run(x: Array, w: Array, bias: Array | None = None, addend: Array | None = None) -> Array:
         y = widen(convolve(x, w, bias))
         if addend is not None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, as_dtype, widen
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.integer_matrix import RightMatrix, integer_product, right_matrix
 from miniort_cpu.kernels.quantization import UINT8, dynamic_scale, quantize
@@ -30,7 +30,6 @@ def matmul_integer_to_float(node: NodeContext) -> Run:
     constant = right_matrix(node, 1, 5)
     allocate = node.provider.allocate
 
-    @quiet
     def run(
         a: Array,
         b: Array,
@@ -55,7 +54,6 @@ def dynamic_quantize_matmul(node: NodeContext) -> Run:
     constant = right_matrix(node, 1, 3)
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array, b_scale: Array, b_zero_point: Array | None = None, bias: Array | None = None) -> Array:
         scale, zero_point = dynamic_scale(a)
         rounded = quantize(allocate, a, scale, zero_point, UINT8)
@@ -78,7 +76,6 @@ def quantized_gemm(node: NodeContext) -> Run:
 
     constant = right_matrix(node, 3, 5, transpose_b)
 
-    @quiet
     def run(
         a: Array,
         a_scale: Array,

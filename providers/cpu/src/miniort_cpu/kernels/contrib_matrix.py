@@ -7,7 +7,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.contrib_activation import CONTRIB, fused_activation
 from miniort_cpu.kernels.matrix import gemm, matrix_product, widened_constant
 
@@ -33,7 +33,6 @@ def fused_matmul(node: NodeContext) -> Run:
     left, right = widened_constant(node, 0), widened_constant(node, 1)
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array) -> Array:
         wide_a = _transposed(widen(a) if left is None else left, *transpose_a)
         wide_b = _transposed(widen(b) if right is None else right, *transpose_b)
@@ -53,7 +52,6 @@ def fused_gemm(node: NodeContext) -> Run:
     if activate is None:
         return product
 
-    @quiet
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         y: Array = product(a, b, c)
         wide = widen(y)
@@ -74,7 +72,6 @@ def distances(node: NodeContext) -> Run:
         raise KernelError(f"node {node.name!r} (CDist): its metric must be euclidean or sqeuclidean, found {metric!r}")
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array) -> Array:
         y = matrix_product(allocate, a, b.T)
         np.multiply(y, -2, out=y)

@@ -8,7 +8,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, ValueInfo
-from miniort_cpu.floating_point import FLOAT32, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, as_dtype, widen
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.normalization import layer_normalization, rms_normalization
 
@@ -29,7 +29,6 @@ def simplified_layer_normalization(node: NodeContext) -> Run:
     normalize = rms_normalization(replace(node, attributes={"axis": axis, "epsilon": epsilon}))
     wants_root = len(node.outputs) > 1 and node.outputs[1] is not None
 
-    @quiet
     def run(x: Array, scale: Array) -> Array | tuple[Array, Array]:
         y: Array = normalize(x, scale)
         return (y, _inverse_root(x, axis, epsilon)) if wants_root else y
@@ -56,7 +55,6 @@ def skip_layer_normalization(node: NodeContext) -> Run:
     normalize = layer_normalization(replace(node, attributes={"epsilon": epsilon}, outputs=(node.outputs[0], info, info)))
     wants_sum = len(node.outputs) > 3 and node.outputs[3] is not None
 
-    @quiet
     def run(x: Array, skip: Array, gamma: Array, beta: Array | None = None, bias: Array | None = None) -> Array | tuple[Array | None, ...]:
         total = _total(node, x, skip, bias)
         result = normalize(total, widen(gamma), None if beta is None else widen(beta))
@@ -78,7 +76,6 @@ def skip_simplified_layer_normalization(node: NodeContext) -> Run:
     wants_root = len(node.outputs) > 2 and node.outputs[2] is not None
     wants_sum = len(node.outputs) > 3 and node.outputs[3] is not None
 
-    @quiet
     def run(x: Array, skip: Array, gamma: Array, bias: Array | None = None) -> Array | tuple[Array | None, ...]:
         total = _total(node, x, skip, bias)
         y = as_dtype(normalize(total, widen(gamma)), x.dtype)
@@ -98,7 +95,6 @@ def embed_layer_normalization(node: NodeContext) -> Run:
     """
     normalize = layer_normalization(replace(node, attributes={"epsilon": node.attribute("epsilon", 1e-12)}, outputs=node.outputs[:1]))
 
-    @quiet
     def run(
         ids: Array,
         segments: Array | None,

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, quiet
+from miniort_cpu.floating_point import FLOAT32
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.pooling import average_pool, max_pool
 from miniort_cpu.kernels.quantization import dequantize, quantize
@@ -32,7 +32,6 @@ def quantized_average_pool(node: NodeContext) -> Run:
     pooled = average_pool(node)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array, y_zero_point: Array | None = None) -> Array:
         values = dequantize(allocate, x, x_scale, x_zero_point, FLOAT32)
         y = np.moveaxis(pooled(np.moveaxis(values, -1, 1)), 1, -1) if channels_last else pooled(values)

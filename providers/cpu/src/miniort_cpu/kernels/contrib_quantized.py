@@ -13,7 +13,7 @@ from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.axes import normalize_axis
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import FLOAT32, quiet
+from miniort_cpu.floating_point import FLOAT32
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.quantization import dequantize, quantize
 from miniort_cpu.kernels.softmax import softmax
@@ -52,7 +52,6 @@ def _of_one(function: Callable[[NodeContext], Callable[[Array], Array]]) -> Comp
     def compile_of_one(node: NodeContext) -> Run:
         compute = function(node)
 
-        @quiet
         def run(x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array, y_zero_point: Array | None = None) -> Array:
             values = compute(dequantized_bytes(x.dtype, x_scale, x_zero_point))
             return _looked_up(_quantized_like(x, values, y_scale, y_zero_point, np.empty), x)
@@ -81,7 +80,6 @@ def _of_two(ufunc: Callable[..., Array]) -> CompileKernel:
     def compile_of_two(node: NodeContext) -> Run:
         allocate = node.provider.allocate
 
-        @quiet
         def run(
             a: Array,
             a_scale: Array,
@@ -113,7 +111,6 @@ def quantized_concat(node: NodeContext) -> Run:
     axis = node.attribute("axis")
     allocate = node.provider.allocate
 
-    @quiet
     def run(y_scale: Array, y_zero_point: Array, *inputs: Array) -> Array:
         xs = inputs[0::3]
         along = normalize_axis(axis, xs[0].ndim)
@@ -135,7 +132,6 @@ def quantized_concat(node: NodeContext) -> Run:
 def quantized_where(node: NodeContext) -> Run:
     """`x` where the condition holds, else y, both brought to one scale. All three of any shapes that broadcast -> their common shape."""
 
-    @quiet
     def run(
         condition: Array,
         x: Array,
@@ -162,7 +158,6 @@ def quantized_softmax(node: NodeContext) -> Run:
     axis, one_axis = node.attribute("axis", -1), node.attribute("opset") >= 13
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array, y_zero_point: Array | None = None) -> Array:
         first = normalize_axis(axis, x.ndim)
         axes = (first,) if one_axis else tuple(range(first, x.ndim))
@@ -179,7 +174,6 @@ def quantized_global_average_pool(node: NodeContext) -> Run:
     channels_last = bool(node.attribute("channels_last", 0))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array, y_zero_point: Array | None = None) -> Array:
         spatial = tuple(range(1, x.ndim - 1) if channels_last else range(2, x.ndim))
         return _mean(allocate, x, spatial, True, x_scale, x_zero_point, y_scale, y_zero_point)
@@ -193,7 +187,6 @@ def quantized_mean(node: NodeContext) -> Run:
     axes, keep = node.attribute("axes", None), bool(node.attribute("keepdims", 1))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, x_scale: Array, x_zero_point: Array | None, y_scale: Array, y_zero_point: Array | None = None) -> Array:
         over = tuple(range(x.ndim)) if axes is None else tuple(normalize_axis(axis, x.ndim) for axis in axes)
         return _mean(allocate, x, over, keep, x_scale, x_zero_point, y_scale, y_zero_point)

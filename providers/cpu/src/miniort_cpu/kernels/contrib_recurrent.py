@@ -8,7 +8,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, quiet
+from miniort_cpu.floating_point import FLOAT32
 from miniort_cpu.kernels.contrib_activation import CONTRIB
 from miniort_cpu.kernels.quantization import UINT8, dequantize, dynamic_scale, quantize
 from miniort_cpu.kernels.recurrent import Cell, Limits, LSTMCell, State, _activations, _layer, _selected
@@ -61,7 +61,6 @@ def dynamic_quantize_lstm(node: NodeContext) -> Run:
 
     fixed_w, fixed_r = fixed(1, 8), fixed(2, 10)
 
-    @quiet
     def run(
         x: Array,
         w: Array,

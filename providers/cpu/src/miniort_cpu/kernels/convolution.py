@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import as_strided
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, widen
 from miniort_cpu.kernels.matrix import widened_constant
 from miniort_cpu.windows import Index, SlidingWindow, gather_windows, positions, scatter_windows, sliding_window
 
@@ -231,7 +231,6 @@ def conv(node: NodeContext) -> Run:
     window_of = cache(lambda kernel: sliding_window(node, kernel))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         y = convolve(allocate, widen(x), Weights(widen(w)) if weights is None else weights, window_of(w.shape[2:]), groups)
         if bias is not None:
@@ -290,7 +289,6 @@ def conv_transpose(node: NodeContext) -> Run:
     output_padding, output_shape = node.attribute("output_padding", None), node.attribute("output_shape", None)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         wide = widen(x)
         window = sliding_window(node, w.shape[2:])
@@ -382,7 +380,6 @@ def conv_integer(node: NodeContext) -> Run:
     product = _integer_convolution(node, 1, 3)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, w: Array, x_zero: Array | None = None, w_zero: Array | None = None) -> Array:
         exact = product(x, x_zero, w, w_zero)
         y: Array = allocate(exact.shape, np.dtype(np.int32))
@@ -400,7 +397,6 @@ def qlinear_conv(node: NodeContext) -> Run:
     """
     product = _integer_convolution(node, 3, 5)
 
-    @quiet
     def run(
         x: Array,
         x_scale: Array,

@@ -7,7 +7,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -21,7 +21,6 @@ def cumulative_product(node: NodeContext) -> Run:
     exclusive, backward = bool(node.attribute("exclusive", 0)), bool(node.attribute("reverse", 0))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, axis: Array) -> Array:
         place = normalize_axis(int(axis.item()), x.ndim)
         before = (slice(None),) * place

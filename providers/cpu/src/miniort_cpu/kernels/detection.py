@@ -7,7 +7,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -24,7 +24,6 @@ def non_max_suppression(node: NodeContext) -> Run:
     """
     centered = bool(node.attribute("center_point_box", 0))
 
-    @quiet
     def run(
         boxes: Array, scores: Array, most: Array | None = None, iou_threshold: Array | None = None, score_threshold: Array | None = None
     ) -> Array:
@@ -96,7 +95,6 @@ def roi_align(node: NodeContext) -> Run:
     largest = node.attribute("mode", "avg") == "max"
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, rois: Array, images: Array) -> Array:
         wide, regions = widen(x), widen(rois)
         channels = x.shape[1]
@@ -159,7 +157,6 @@ def max_roi_pool(node: NodeContext) -> Run:
         raise KernelError(f"node {node.name!r} (MaxRoiPool) has pooled_shape {tuple(pooled)}; it takes a height and a width")
     scale = node.attribute("spatial_scale", 1.0)
 
-    @quiet
     def run(x: Array, rois: Array) -> Array:
         wide, regions = widen(x), widen(rois)
         y = np.zeros((len(rois), x.shape[1], *pooled), wide.dtype)

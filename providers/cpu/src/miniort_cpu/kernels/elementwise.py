@@ -9,7 +9,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.pool import SMALLEST
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT64, as_dtype, compute_dtype, quiet
+from miniort_cpu.floating_point import FLOAT64, as_dtype, compute_dtype
 from miniort_cpu.integers import is_integer, truncated_quotient
 from miniort_cpu.ufuncs import Ufunc, binary, by_kind, unary, variadic
 
@@ -73,7 +73,6 @@ def clip_attributes(node: NodeContext) -> Run:
     limit = float(np.finfo(np.float32).max)
     low, high = node.attribute("min", -limit), node.attribute("max", limit)
 
-    @quiet
     def run(x: Array) -> Array:
         bounds = np.array([low, high]).astype(x.dtype)
         return _maximum_then_minimum(x, bounds[0], bounds[1], allocate(x.shape, x.dtype))
@@ -99,7 +98,6 @@ def _total(node: NodeContext, xs: tuple[Array, ...]) -> Array:
 def sum_inputs(node: NodeContext) -> Run:
     """Sum of all inputs, floats of any shapes that broadcast."""
 
-    @quiet
     def run(*xs: Array) -> Array:
         return xs[0] if len(xs) == 1 else as_dtype(_total(node, xs), xs[0].dtype)
 
@@ -110,7 +108,6 @@ def sum_inputs(node: NodeContext) -> Run:
 def mean_inputs(node: NodeContext) -> Run:
     """Mean of all inputs, floats of any shapes that broadcast."""
 
-    @quiet
     def run(*xs: Array) -> Array:
         if len(xs) == 1:
             return xs[0]
@@ -139,7 +136,6 @@ def power(node: NodeContext) -> Run:
             return _power_of_constant(node, special, exponent.ndim)
     same_type = binary(np.power)(node)
 
-    @quiet
     def run(x: Array, y: Array) -> Array:
         if x.dtype.kind in "iu":
             return _integer_power(x, y)

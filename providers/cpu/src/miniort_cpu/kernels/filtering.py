@@ -7,7 +7,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, IntArray
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import quiet, widen
+from miniort_cpu.floating_point import widen
 
 kernels = KernelTable("cpu")
 
@@ -31,7 +31,6 @@ def unique(node: NodeContext) -> Run:
     axis: int | None = node.attribute("axis", None)
     in_order = bool(node.attribute("sorted", 1))
 
-    @quiet
     def run(x: Array) -> tuple[Array, IntArray, IntArray, IntArray]:
         place = 0 if axis is None else normalize_axis(axis, x.ndim)
         items = x.reshape(-1) if axis is None else x

@@ -9,7 +9,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, dtype_from_onnx
-from miniort_cpu.floating_point import as_dtype, compute_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, compute_dtype, widen
 from miniort_cpu.kernels.softmax import softmax
 
 kernels = KernelTable("cpu")
@@ -26,7 +26,6 @@ def flex_attention(node: NodeContext) -> Run:
     score_mod, prob_mod = node.subgraphs.get("score_mod"), node.subgraphs.get("prob_mod")
     allocate = node.provider.allocate
 
-    @quiet
     def run(scope: Any, q: Array, k: Array, v: Array) -> Array:
         batch, heads, count, size = q.shape
         kv_heads, length = k.shape[1:3]

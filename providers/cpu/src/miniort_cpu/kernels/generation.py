@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import STRING, Array, dtype_from_onnx
-from miniort_cpu.floating_point import FLOAT64, NARROW_FLOATS, as_dtype, quiet
+from miniort_cpu.floating_point import FLOAT64, NARROW_FLOATS, as_dtype
 
 kernels = KernelTable("cpu")
 
@@ -59,7 +59,6 @@ def range_(node: NodeContext) -> Run:
     """`start` + i · delta, for i from 0 while it's before limit. start, limit, delta: [] -> [max(ceil((limit - start) / delta), 0)]."""
     stash = dtype_from_onnx(node.attribute("stash_type", 1))
 
-    @quiet
     def run(start: Array, limit: Array, delta: Array) -> Array:
         first, last, step = start.item(), limit.item(), delta.item()
         dtype = start.dtype

@@ -12,7 +12,7 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.axes import normalize_axes, normalize_axis
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -61,13 +61,11 @@ def batch_normalization(node: NodeContext) -> Run:
         with np.errstate(all="ignore"):
             fixed = _line(scale, bias, mean, variance, epsilon, widen(np.empty(0, dtype)).dtype)
 
-    @quiet
     def run(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
         wide = widen(x)
         factor, term = _line(scale, bias, mean, variance, epsilon, wide.dtype) if fixed is None else fixed
         return as_dtype(_scaled(allocate, wide, factor, term), x.dtype)
 
-    @quiet
     def train(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array | tuple[Array, ...]:
         wide = widen(x)
         axes = 0 if per_place else (0, *range(2, x.ndim))
@@ -107,7 +105,6 @@ def instance_normalization(node: NodeContext) -> Run:
     epsilon = node.attribute("epsilon", 1e-5)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scale: Array, bias: Array) -> Array:
         wide = widen(x)
         y = _normalize_rows(allocate, wide.reshape(prod(x.shape[:2]), prod(x.shape[2:])), epsilon).reshape(x.shape)
@@ -128,7 +125,6 @@ def group_normalization(node: NodeContext) -> Run:
     per_group = node.version < 21
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scale: Array, bias: Array) -> Array:
         wide, factor, term = widen(x), widen(scale), widen(bias)
         y = _normalize_rows(allocate, wide.reshape(x.shape[0] * groups, prod(x.shape[1:]) // groups), epsilon)
@@ -150,7 +146,6 @@ def local_response_normalization(node: NodeContext) -> Run:
     before, after = (size - 1) // 2, size // 2
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> Array:
         wide = widen(x)
         channels = x.shape[1]
@@ -176,7 +171,6 @@ def lp_normalization(node: NodeContext) -> Run:
     if power not in (1, 2):
         raise KernelError(f"node {node.name!r} (LpNormalization) has p {power}; only 1 and 2 are defined")
 
-    @quiet
     def run(x: Array) -> Array:
         wide = widen(x)
         place = normalize_axis(axis, x.ndim)
@@ -195,7 +189,6 @@ def mean_variance_normalization(node: NodeContext) -> Run:
     """(x - mean) / (√variance + 1e-9) over `axes`. x: [...] -> same shape."""
     axes: Sequence[int] = node.attribute("axes", (0, 2, 3))
 
-    @quiet
     def run(x: Array) -> Array:
         wide = widen(x)
         places = normalize_axes(axes, x.ndim)

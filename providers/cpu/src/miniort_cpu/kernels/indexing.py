@@ -13,7 +13,6 @@ from miniort.pool import SMALLEST
 from miniort.types import Array
 from miniort_cpu.axes import as_ints, normalize_axis
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import quiet
 
 kernels = KernelTable("cpu")
 
@@ -100,7 +99,6 @@ def _scatter(node: NodeContext) -> Callable[[Array, tuple[Array, ...], Array], A
     reduce_at = REDUCTIONS[name]
     allocate = node.provider.allocate
 
-    @quiet
     def scatter(x: Array, key: tuple[Array, ...], updates: Array) -> Array:
         out = copied(allocate, x)
         if reduce_at is None:

@@ -13,7 +13,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype
 from miniort_cpu.kernels.matrix import matrix_product
 from miniort_cpu.kernels.quantization import saturated
 
@@ -127,7 +127,6 @@ def matmul_integer(node: NodeContext) -> Run:
     constant = right_matrix(node, 1, 3)
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array, a_zero_point: Array | None = None, b_zero_point: Array | None = None) -> Array:
         right = constant or RightMatrix(allocate, b, b_zero_point)
         return as_int32(allocate, integer_product(allocate, a, a_zero_point, right))
@@ -145,7 +144,6 @@ def qlinear_matmul(node: NodeContext) -> Run:
     constant = right_matrix(node, 3, 5) if dtype is not None and dtype.kind in "iu" else None
     allocate = node.provider.allocate
 
-    @quiet
     def run(
         a: Array, a_scale: Array, a_zero_point: Array, b: Array, b_scale: Array, b_zero_point: Array, y_scale: Array, y_zero_point: Array
     ) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -15,7 +15,6 @@ kernels = KernelTable("cpu")
 def determinant(node: NodeContext) -> Run:
     """Determinants of square matrices, by LU decomposition. x: [..., M, M] -> [...], of 1 where M is 0."""
 
-    @quiet
     def run(x: Array) -> Array:
         return np.asarray(np.linalg.det(widen(x))).astype(x.dtype)
 
@@ -26,7 +25,6 @@ def determinant(node: NodeContext) -> Run:
 def inverse(node: NodeContext) -> Run:
     """Inverses of square matrices. x: [..., M, M] -> same shape. LinAlgError if one has no inverse."""
 
-    @quiet
     def run(x: Array) -> Array:
         return as_dtype(np.linalg.inv(widen(x)), x.dtype)
 

@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, as_dtype, widen
 from miniort_cpu.kernels.activation import sigmoid
 
 kernels = KernelTable("cpu")
@@ -36,7 +36,6 @@ def linear_attention(node: NodeContext) -> Run:
     gated, corrected = rule in GATED, rule in CORRECTED
     allocate = node.provider.allocate
 
-    @quiet
     def run(
         q: Array, k: Array, v: Array, past: Array | None = None, decay: Array | None = None, beta: Array | None = None
     ) -> tuple[Array, Array]:
@@ -81,7 +80,6 @@ def causal_convolution(node: NodeContext) -> Run:
         raise KernelError(f"node {node.name!r} (CausalConvWithState): its activation must be silu, swish or none, found {activation!r}")
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, weight: Array, bias: Array | None = None, past: Array | None = None) -> tuple[Array, Array]:
         batch, channels, length = x.shape
         size = weight.shape[2]

@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.softmax import log_softmax
 
 kernels = KernelTable("cpu")
@@ -49,7 +49,6 @@ def negative_log_likelihood_loss(node: NodeContext) -> Run:
     """
     loss = _likelihood_loss(node)
 
-    @quiet
     def run(x: Array, target: Array, weight: Array | None = None) -> Array:
         return as_dtype(loss(widen(x), target, None if weight is None else widen(weight)), x.dtype)
 
@@ -65,7 +64,6 @@ def softmax_cross_entropy_loss(node: NodeContext) -> Run:
     loss = _likelihood_loss(node)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, labels: Array, weight: Array | None = None) -> tuple[Array, Array]:
         wide = widen(x)
         log_probabilities = log_softmax(allocate, wide, 1) if x.size else wide.copy()

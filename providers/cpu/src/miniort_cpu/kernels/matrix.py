@@ -7,7 +7,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import NARROW_FLOATS, as_dtype, quiet, widen
+from miniort_cpu.floating_point import NARROW_FLOATS, as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -42,7 +42,6 @@ def matmul(node: NodeContext) -> Run:
     allocate = node.provider.allocate
     left, right = widened_constant(node, 0), widened_constant(node, 1)
 
-    @quiet
     def run(a: Array, b: Array) -> Array:
         if a.dtype not in NARROW_FLOATS:
             return matrix_product(allocate, a, b)
@@ -61,7 +60,6 @@ def gemm(node: NodeContext) -> Run:
     left, right = widened_constant(node, 0), widened_constant(node, 1)
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         dtype = a.dtype
         if dtype in NARROW_FLOATS:

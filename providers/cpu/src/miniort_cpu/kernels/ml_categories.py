@@ -10,7 +10,6 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import STRING, Array, IntArray
-from miniort_cpu.floating_point import quiet
 
 kernels = KernelTable("cpu")
 
@@ -45,9 +44,8 @@ def _mapping(keys: Array, values: Array, default: Any) -> Run:
     find = finder(keys)
     with_default = np.append(values, np.array([default], values.dtype))  # place -1 is the default
 
-    @quiet
     def run(x: Array) -> Array:
-        return with_default[find(x)]
+        return np.asarray(with_default[find(x)], values.dtype)  # which of a scalar x would be the value itself
 
     return run
 
@@ -115,7 +113,6 @@ def one_hot_encoder(node: NodeContext) -> Run:
     categories = np.array(words, STRING) if words else np.array(numbers, np.int64)
     find, allow_unknown = finder(categories), bool(node.attribute("zeros", 1))
 
-    @quiet
     def run(x: Array) -> Array:
         places = find(x if x.dtype == STRING else x.astype(np.int64))
         if not allow_unknown and (places < 0).any():

@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype
 
 kernels = KernelTable("cpu")
 
@@ -27,7 +27,6 @@ def binarizer(node: NodeContext) -> Run:
     """1 where x lies above the threshold, else 0. x: [...] number -> same shape, dtype."""
     threshold = node.attribute("threshold", 0.0)
 
-    @quiet
     def run(x: Array) -> Array:
         return np.asarray(x > threshold).astype(x.dtype)
 
@@ -65,7 +64,6 @@ def imputer(node: NodeContext) -> Run:
     replaced = node.attribute("replaced_value_float", 0.0) if floats else node.attribute("replaced_value_int64", 0)
     values = np.array(floats or integers)
 
-    @quiet
     def run(x: Array) -> Array:
         found = np.isnan(x) if replaced != replaced else x == replaced
         return np.asarray(np.where(found, values.astype(x.dtype), x))
@@ -100,7 +98,6 @@ def normalizer(node: NodeContext) -> Run:
         raise KernelError(f"node {node.name!r} (Normalizer): its norm must be one of {', '.join(NORMS)}, found {name!r}")
     norm = NORMS[name]
 
-    @quiet
     def run(x: Array) -> Array:
         wide = x.astype(FLOAT64)
         divisor = norm(wide)
@@ -114,7 +111,6 @@ def scaler(node: NodeContext) -> Run:
     """(x - offset) · scale, each one number, or one for each feature. x: [..., F] number -> same shape, float32."""
     offset, scale = np.array(node.attribute("offset", (0.0,)), FLOAT64), np.array(node.attribute("scale", (1.0,)), FLOAT64)
 
-    @quiet
     def run(x: Array) -> Array:
         return np.asarray((x - offset) * scale).astype(FLOAT32)
 

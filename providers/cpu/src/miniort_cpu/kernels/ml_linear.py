@@ -7,7 +7,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.class_scores import as_rows, class_labels, label_of_sign, post_transform, top_label, two_columns
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64
 
 kernels = KernelTable("cpu")
 
@@ -30,7 +30,6 @@ def linear_classifier(node: NodeContext) -> Run:
     name, transform = post_transform(node)
     coefficients = _coefficients(node, intercepts.size or labels.size or 1)
 
-    @quiet
     def run(x: Array) -> tuple[Array, Array]:
         scores = as_rows(x) @ coefficients.T
         if intercepts.size:
@@ -53,7 +52,6 @@ def linear_regressor(node: NodeContext) -> Run:
     intercepts = np.array(node.attribute("intercepts", (0.0,)), FLOAT64)
     _, transform = post_transform(node)
 
-    @quiet
     def run(x: Array) -> Array:
         return transform(as_rows(x) @ coefficients.T + intercepts).astype(FLOAT32)
 

@@ -12,7 +12,7 @@ from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import Array
 from miniort_cpu.class_scores import as_rows, class_labels, label_of_sign, logistic, post_transform, top_label, two_columns
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64
 
 kernels = KernelTable("cpu")
 
@@ -58,7 +58,6 @@ def svm_regressor(node: NodeContext) -> Run:
     _, transform = post_transform(node)
     similarity = _similarity(node, np.array(node.attribute("support_vectors"), FLOAT64).reshape(count, -1)) if count else None
 
-    @quiet
     def run(x: Array) -> Array:
         rows = as_rows(x)
         scores = ((rows if similarity is None else similarity(rows)) @ coefficients + rho[0])[:, None]
@@ -86,7 +85,6 @@ def svm_classifier(node: NodeContext) -> Run:
     decide = _pair_machines(node, sizes)
     slopes, offsets = np.array(node.attribute("prob_a", ()), FLOAT64), np.array(node.attribute("prob_b", ()), FLOAT64)
 
-    @quiet
     def run(x: Array) -> tuple[Array, Array]:
         scores = decide(as_rows(x))
         first, second = np.triu_indices(len(sizes), 1)
@@ -112,7 +110,6 @@ def _linear_machine(node: NodeContext, labels: Array) -> Run:
     rho = np.array(node.attribute("rho", (0.0,)), FLOAT64)
     _, transform = post_transform(node)
 
-    @quiet
     def run(x: Array) -> tuple[Array, Array]:
         scores = as_rows(x) @ coefficients.T + rho[0]
         winners = label_of_sign(scores, labels) if count == 1 else top_label(scores, labels)

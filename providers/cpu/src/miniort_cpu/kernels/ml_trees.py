@@ -12,7 +12,7 @@ from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import Array, IntArray
 from miniort_cpu.class_scores import class_labels, label_of_sign, post_transform, top_label, two_columns
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64
 
 kernels = KernelTable("cpu")
 
@@ -20,6 +20,9 @@ DOMAIN = "ai.onnx.ml"
 
 COMPARISONS = (np.less_equal, np.less, np.greater_equal, np.greater, np.equal, np.not_equal)
 """How a node of mode 0 to 5 compares a feature with its threshold."""
+
+NOT_EQUAL = 5
+"""The mode whose comparison holds for NaN; a missing feature goes the false way nonetheless, if the node doesn't say otherwise."""
 
 MEMBER = 6
 """The mode of a node that asks whether a feature is one of a set of numbers."""
@@ -61,8 +64,8 @@ class Forest:
                 taken = COMPARISONS[modes[0]](value, self.threshold[node])
             else:
                 taken = self._mixed(node, value, modes)
-            if self.missing_is_true.any():
-                taken |= np.isnan(value) & self.missing_is_true[node]
+            if NOT_EQUAL in modes or self.missing_is_true.any():
+                taken = np.where(np.isnan(value), self.missing_is_true[node], taken)
             node = self.children[2 * node + taken]
         return node
 
@@ -245,7 +248,6 @@ def tree_ensemble_regressor(node: NodeContext) -> Run:
     _check_aggregate(node, function)
     _, transform = post_transform(node)
 
-    @quiet
     def run(x: Array) -> Array:
         scores = _scores(trees, ballots, function, np.atleast_2d(x))
         return transform(scores + base if base.size else scores).astype(FLOAT32)
@@ -275,7 +277,6 @@ def tree_ensemble_classifier(node: NodeContext) -> Run:
     second_only = labels.size == 2 and set(node.attribute("class_ids")) == {0}
     probabilities = bool((ballots.weight >= 0).all())
 
-    @quiet
     def run(x: Array) -> tuple[Array, Array]:
         scores = _scores(trees, ballots, "SUM", np.atleast_2d(x))
         if second_only:
@@ -326,7 +327,6 @@ def tree_ensemble(node: NodeContext) -> Run:
     _check_aggregate(node, function)
     _, transform = post_transform(node)
 
-    @quiet
     def run(x: Array) -> Array:
         return transform(_scores(trees, ballots, function, x)).astype(x.dtype)
 

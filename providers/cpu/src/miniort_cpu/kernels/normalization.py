@@ -9,7 +9,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, dtype_from_onnx
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -33,7 +33,6 @@ def layer_normalization(node: NodeContext) -> Run:
     allocate = node.provider.allocate
     statistics = any(output is not None for output in node.outputs[1:])
 
-    @quiet
     def run(x: Array, scale: Array, bias: Array | None = None) -> Array | tuple[Array, Array, Array]:
         wide = widen(x)
         count, length = _rows(x, axis)
@@ -70,7 +69,6 @@ def rms_normalization(node: NodeContext) -> Run:
     axis, epsilon = node.attribute("axis", -1), node.attribute("epsilon", 1e-5)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scale: Array) -> Array:
         wide = widen(x)
         count, length = _rows(x, axis)

@@ -7,7 +7,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, dtype_from_onnx
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import quiet, widen
+from miniort_cpu.floating_point import widen
 
 kernels = KernelTable("cpu")
 
@@ -25,7 +25,6 @@ def one_hot(node: NodeContext) -> Run:
     axis, from_end = node.attribute("axis", -1), node.version >= 11
     allocate = node.provider.allocate
 
-    @quiet
     def run(indices: Array, depth: Array, values: Array) -> Array:
         length = int(depth.item())
         places = indices.astype(INT64)

@@ -10,7 +10,7 @@ import numpy as np
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import quiet, widen
+from miniort_cpu.floating_point import widen
 
 kernels = KernelTable("cpu")
 
@@ -51,7 +51,6 @@ def top_k(node: NodeContext) -> Run:
     axis, largest = node.attribute("axis", -1), bool(node.attribute("largest", 1))
     fixed: int | None = node.attribute("k") if node.version < 10 else None
 
-    @quiet
     def run(x: Array, k: Array | None = None) -> tuple[Array, Array]:
         count = int(k.item()) if k is not None else fixed or 0
         length = x.shape[axis]

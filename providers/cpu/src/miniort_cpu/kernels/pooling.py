@@ -12,7 +12,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.reduction import maximum, mean
 from miniort_cpu.windows import Placement, SlidingWindow, overlap, positions, sliding_window
@@ -84,7 +84,6 @@ def average_pool(node: NodeContext) -> Run:
     with_padding = bool(node.attribute("count_include_pad", 0))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> Array:
         wide, sizes = widen(x), x.shape[2:]
         place = window.place(sizes)
@@ -107,7 +106,6 @@ def lp_pool(node: NodeContext) -> Run:
     power = node.attribute("p", 2)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> Array:
         wide = widen(x)
         powers = np.power(np.abs(wide), power, out=allocate(wide.shape, wide.dtype))
@@ -127,12 +125,10 @@ def max_pool(node: NodeContext) -> Run:
     column_major = bool(node.attribute("storage_order", 0))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> Array:
         y = pool(allocate, np.maximum, _lowest(x.dtype), x, window, window.place(x.shape[2:]))
         return x.copy() if y is x else y
 
-    @quiet
     def run_with_indices(x: Array) -> tuple[Array, Array]:
         return _max_pool_with_indices(allocate, x, window, column_major)
 
@@ -166,7 +162,6 @@ def max_unpool(node: NodeContext) -> Run:
     """
     window = sliding_window(node, node.attribute("kernel_shape"))
 
-    @quiet
     def run(x: Array, indices: Array, output_shape: Array | None = None) -> Array:
         sizes = [
             (count - 1) * stride + kernel - begin - end
@@ -195,7 +190,6 @@ def _spatial(x: Array) -> Sequence[int]:
 def global_average_pool(node: NodeContext) -> Run:
     """The mean over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
 
-    @quiet
     def run(x: Array) -> Array:
         return as_dtype(mean(widen(x), tuple(_spatial(x)), True), x.dtype)
 
@@ -206,7 +200,6 @@ def global_average_pool(node: NodeContext) -> Run:
 def global_max_pool(node: NodeContext) -> Run:
     """The largest over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
 
-    @quiet
     def run(x: Array) -> Array:
         return as_dtype(maximum(widen(x), tuple(_spatial(x)), True), x.dtype)
 
@@ -218,7 +211,6 @@ def global_lp_pool(node: NodeContext) -> Run:
     """(Σ |x|ᵖ)^(1/p) over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
     power = node.attribute("p", 2)
 
-    @quiet
     def run(x: Array) -> Array:
         total = np.add.reduce(np.power(np.abs(widen(x)), power), tuple(_spatial(x)), keepdims=True)
         return as_dtype(np.power(total, 1 / power), x.dtype)

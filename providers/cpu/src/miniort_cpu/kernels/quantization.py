@@ -10,7 +10,7 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType, dtype_from_onnx
 from miniort_cpu.axes import normalize_axis
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype, compute_dtype, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype, compute_dtype
 from miniort_cpu.kernels.cast import convert
 
 kernels = KernelTable("cpu")
@@ -120,7 +120,6 @@ def quantize_linear(node: NodeContext) -> Run:
     rounded = dtype_from_onnx(precision) if precision else None
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scale: Array, zero_point: Array | None = None) -> Array:
         steps = along(scale, x, axis, block_size)
         if zero_point is None:
@@ -141,7 +140,6 @@ def dequantize_linear(node: NodeContext) -> Run:
     dtype = dtype_from_onnx(target) if target else None
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scale: Array, zero_point: Array | None = None) -> Array:
         if dtype is None and scale.dtype == FLOAT8_E8M0:
             raise KernelError(f"node {node.name!r} (DequantizeLinear): a scale of type float8e8m0 needs the attribute output_dtype")
@@ -168,7 +166,6 @@ def dynamic_quantize_linear(node: NodeContext) -> Run:
     """`x` in uint8, with the scale and the zero point that its own range gives. x: [...] float32 -> same shape, [] float32, [] uint8."""
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> tuple[Array, Array, Array]:
         scale, zero_point = dynamic_scale(x)
         return quantize(allocate, x, scale, zero_point, UINT8), scale, zero_point

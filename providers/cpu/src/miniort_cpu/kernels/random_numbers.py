@@ -15,7 +15,7 @@ import numpy as np
 
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array, DType, dtype_from_onnx
-from miniort_cpu.floating_point import FLOAT64, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT64, as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -90,7 +90,6 @@ def multinomial(node: NodeContext) -> Run:
     """
     count, dtype, generator = node.attribute("sample_size", 1), dtype_from_onnx(node.attribute("dtype", 6)), _generator(node)
 
-    @quiet
     def run(x: Array) -> Array:
         batch, classes = x.shape
         wide = x.astype(FLOAT64)
@@ -112,7 +111,6 @@ def dropout(node: NodeContext) -> Run:
     """
     generator, wants_mask = _generator(node), _wants_mask(node)
 
-    @quiet
     def run(x: Array, ratio: Array | None = None, training: Array | None = None) -> Array | tuple[Array, Array]:
         probability = 0.5 if ratio is None else float(ratio.item())
         if training is None or not training.item() or probability == 0:

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import FLOAT64, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT64, as_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.activation import Formula, blockwise
 
@@ -106,7 +106,6 @@ def parametric_relu(node: NodeContext) -> Run:
     """`x` for x ≥ 0, slope · x below. x: [...] floats or integers; slope: broadcasts to x's shape -> same shape as x."""
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, slope: Array) -> Array:
         y: Array = np.multiply(x, slope, out=allocate(x.shape, x.dtype))
         np.copyto(y, x, where=np.logical_not(x < x.dtype.type(0)))
@@ -121,7 +120,6 @@ def shrink(node: NodeContext) -> Run:
     bias, threshold = node.attribute("bias", 0.0), node.attribute("lambd", 0.5)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array) -> Array:
         wide = widen(x)
         shift = bias

@@ -15,7 +15,7 @@ from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.activation import sigmoid
 from miniort_cpu.kernels.matrix import matrix_product, widened_constant
 
@@ -332,7 +332,6 @@ def rnn(node: NodeContext) -> Run:
     activations = _activations(node, ("Tanh",), len(layer.directions))
     fixed_w, fixed_r = widened_constant(node, 1), widened_constant(node, 2)
 
-    @quiet
     def run(
         x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None, h: Array | None = None
     ) -> Array | tuple[Array, ...]:
@@ -356,7 +355,6 @@ def gru(node: NodeContext) -> Run:
     linear = bool(node.attribute("linear_before_reset", 0))
     fixed_w, fixed_r = widened_constant(node, 1), widened_constant(node, 2)
 
-    @quiet
     def run(
         x: Array, w: Array, r: Array, b: Array | None = None, lengths: Array | None = None, h: Array | None = None
     ) -> Array | tuple[Array, ...]:
@@ -387,7 +385,6 @@ def lstm(node: NodeContext) -> Run:
     coupled = bool(node.attribute("input_forget", 0))
     fixed_w, fixed_r = widened_constant(node, 1), widened_constant(node, 2)
 
-    @quiet
     def run(
         x: Array,
         w: Array,

@@ -10,7 +10,7 @@ import numpy as np
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.axes import as_ints, normalize_axis
-from miniort_cpu.floating_point import FLOAT64, NARROW_FLOATS, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT64, NARROW_FLOATS, as_dtype, widen
 from miniort_cpu.integers import is_integer, truncated_quotient
 
 kernels = KernelTable("cpu")
@@ -97,7 +97,6 @@ def reduction(reduce: Reduce, axes_input_since: int) -> CompileKernel:
         fixed = in_attribute or not node.has_input(1) or node.constant(1) is not None
         known = chosen(node.attribute("axes", None) if in_attribute else as_ints(node.constant(1)))
 
-        @quiet
         def run(x: Array, axes: Array | None = None) -> Array:
             places = known if fixed else chosen(as_ints(axes))
             if x.dtype in NARROW_FLOATS:
@@ -132,7 +131,6 @@ def cumulative_sum(node: NodeContext) -> Run:
     """
     exclusive, backward = bool(node.attribute("exclusive", 0)), bool(node.attribute("reverse", 0))
 
-    @quiet
     def run(x: Array, axis: Array) -> Array:
         place = normalize_axis(int(axis.item()), x.ndim)
         before = (slice(None),) * place

@@ -17,7 +17,7 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import STRING, Array, DType
 from miniort_cpu.axes import normalize_axes
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, compute_dtype, quiet
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, compute_dtype
 from miniort_cpu.integers import is_integer
 
 kernels = KernelTable("cpu")
@@ -65,6 +65,8 @@ def _source(axis: AxisScale, coordinates: str) -> Array:
         return np.asarray(at * (axis.size - 1) / (axis.exact_output - 1) if axis.output > 1 else at * 0)
     if coordinates == "asymmetric":
         return at * axis.size / axis.exact_output
+    if coordinates == "tf_half_pixel_for_nn":  # of version 11 only
+        return (at + 0.5) * axis.size / axis.exact_output
     if coordinates == "tf_crop_and_resize":
         last = axis.size - 1
         if axis.output > 1:
@@ -120,7 +122,10 @@ def _neighbours(axis: AxisScale, how: Interpolation) -> tuple[Array, Array | Non
     if how.mode == "nearest":
         if how.coordinates == "tf_crop_and_resize":
             source = source.astype(FLOAT32)  # a region's corners are float32 numbers: what they say of a half, they say in its precision
-        return np.clip(_nearest(source, how.nearest), 0, axis.size - 1)[None], None, outside
+        rounding = how.nearest
+        if rounding == "before_opset_11":
+            rounding = "floor" if axis.is_up else "ceil"
+        return np.clip(_nearest(source, rounding), 0, axis.size - 1)[None], None, outside
     reach = 1 if how.mode == "linear" else 2
     stretch = min(axis.exact_output / axis.size, 1.0) if how.antialias else 1.0
     first = floor(-reach / stretch) + 1
@@ -254,7 +259,6 @@ def resize_op(node: NodeContext) -> Run:
     crops = how.coordinates == "tf_crop_and_resize"
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, roi: Array | None = None, scales: Array | None = None, sizes: Array | None = None) -> Array:
         places = normalize_axes(range(x.ndim) if chosen is None else chosen, x.ndim)
         part: list[float] = roi.astype(FLOAT64).tolist() if crops and roi is not None else []
@@ -275,16 +279,16 @@ def resize_op(node: NodeContext) -> Run:
 def upsample(node: NodeContext) -> Run:
     """`x` with its axes scaled. x: [...]; scales: [rank] (an attribute until version 7) -> [floor(size · scale)...].
 
-    Output i lies at input i / scale, and the nearest input is the one before that.
+    Output i lies at input i / scale, and the nearest input is the one before that, or the one after it where an axis shrinks: these
+    versions' texts don't say, but the ONNX project's test data of their time do, and onnxruntime.
     """
     mode = node.attribute("mode", "nearest")
-    how = Interpolation("linear" if mode in ("linear", "bilinear") else mode, "asymmetric", "floor")
+    how = Interpolation("linear" if mode in ("linear", "bilinear") else mode, "asymmetric", "before_opset_11")
     if how.mode not in ("nearest", "linear"):
         raise KernelError(f"node {node.name!r} ({node.op}) has mode {mode!r}; known are nearest and linear")
     fixed = node.attribute("scales", None)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, scales: Array | None = None) -> Array:
         factors: Sequence[float] = scales.tolist() if scales is not None else fixed
         return resize(allocate, x, [_scaled_axis(size, scale) for size, scale in zip(x.shape, factors, strict=True)], how)

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -23,7 +23,6 @@ def rotary_embedding(node: NodeContext) -> Run:
     interleaved = bool(node.attribute("interleaved", 0))
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, cosines: Array, sines: Array, position_ids: Array | None = None) -> Array:
         wide = widen(x)
         y = allocate(x.shape, wide.dtype)

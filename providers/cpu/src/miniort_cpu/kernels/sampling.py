@@ -11,7 +11,7 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import STRING, Array
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, compute_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, compute_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.convolution import add_bias
 from miniort_cpu.kernels.matrix import widened_constant
@@ -104,7 +104,6 @@ def grid_sample(node: NodeContext) -> Run:
         raise KernelError(f"node {node.name!r} (GridSample) has padding_mode {padding!r}; known are zeros, border and reflection")
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, grid: Array) -> Array:
         if x.dtype == STRING and mode != "nearest":
             raise TypeError(f"GridSample can't interpolate text in mode {mode!r}; use nearest")
@@ -145,7 +144,6 @@ def affine_grid(node: NodeContext) -> Run:
     """
     corners = bool(node.attribute("align_corners", 0))
 
-    @quiet
     def run(theta: Array, size: Array) -> Array:
         wide = widen(theta)
         sizes: list[int] = size.tolist()[2:]
@@ -173,7 +171,6 @@ def deform_conv(node: NodeContext) -> Run:
     weights = widened_constant(node, 1)
     allocate = node.provider.allocate
 
-    @quiet
     def run(x: Array, w: Array, offset: Array, bias: Array | None = None, mask: Array | None = None) -> Array:
         wide, wide_w, wide_offset = widen(x), widen(w) if weights is None else weights, widen(offset)
         window = sliding_window(node, w.shape[2:])

@@ -10,7 +10,7 @@ import numpy as np
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array, dtype_from_onnx
 from miniort_cpu.axes import normalize_axis
-from miniort_cpu.floating_point import FLOAT64, as_dtype, quiet, widen
+from miniort_cpu.floating_point import FLOAT64, as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -24,7 +24,6 @@ def _window(formula: Callable[[Array], Array]) -> CompileKernel:
     def compile_window(node: NodeContext) -> Run:
         periodic, dtype = bool(node.attribute("periodic", 1)), dtype_from_onnx(node.attribute("output_datatype", 1))
 
-        @quiet
         def run(size: Array) -> Array:
             count = int(size.item())
             steps = count if periodic else count - 1
@@ -37,7 +36,7 @@ def _window(formula: Callable[[Array], Array]) -> CompileKernel:
 
 kernels.register("HannWindow", versions=(17, None))(_window(lambda angle: 0.5 - 0.5 * np.cos(angle)))
 kernels.register("HammingWindow", versions=(17, None))(_window(lambda angle: 25 / 46 - 21 / 46 * np.cos(angle)))
-kernels.register("BlackmanWindow", versions=(17, None))(_window(lambda angle: 0.42 - 0.5 * np.cos(angle) + 0.08 * np.cos(2 * angle)))
+kernels.register("BlackmanWindow", versions=(17, None))(_window(lambda angle: 0.42 - (0.5 * np.cos(angle) - 0.08 * np.cos(2 * angle))))
 
 
 def _complex(x: Array) -> Array:
@@ -71,7 +70,6 @@ def dft(node: NodeContext) -> Run:
     inverse, onesided = bool(node.attribute("inverse", 0)), bool(node.attribute("onesided", 0))
     default = node.attribute("axis", 1) if node.version < 20 else -2
 
-    @quiet
     def run(x: Array, length: Array | None = None, axis: Array | None = None) -> Array:
         place = normalize_axis(default if axis is None else int(axis.item()), x.ndim)
         if place == x.ndim - 1:
@@ -91,7 +89,6 @@ def stft(node: NodeContext) -> Run:
     """
     onesided = bool(node.attribute("onesided", 1))
 
-    @quiet
     def run(signal: Array, step: Array, window: Array | None = None, length: Array | None = None) -> Array:
         size = int(length.item()) if length is not None else len(window) if window is not None else signal.shape[1]
         frames = np.lib.stride_tricks.sliding_window_view(_complex(widen(signal)), size, 1)[:, :: int(step.item())]
@@ -115,7 +112,6 @@ def mel_weight_matrix(node: NodeContext) -> Run:
     """
     dtype = dtype_from_onnx(node.attribute("output_datatype", 1))
 
-    @quiet
     def run(mel_bins: Array, dft_length: Array, sample_rate: Array, lower: Array, upper: Array) -> Array:
         bands, length = int(mel_bins.item()), int(dft_length.item())
         low, high = _mel(float(lower.item())), _mel(float(upper.item()))

@@ -6,7 +6,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, compute_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, compute_dtype, widen
 from miniort_cpu.kernels.activation import BLOCK, Formula, blockwise, sigmoid
 
 kernels = KernelTable("cpu")
@@ -60,7 +60,6 @@ def swiglu(node: NodeContext) -> Run:
     alpha = node.attribute("alpha", 1.0)
     allocate = node.provider.allocate
 
-    @quiet
     def run(a: Array, b: Array) -> Array:
         if a.shape != b.shape:
             raise ValueError(f"SwiGLU's inputs must have one shape, found {list(a.shape)} and {list(b.shape)}")

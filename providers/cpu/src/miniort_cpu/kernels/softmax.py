@@ -8,7 +8,7 @@ from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.axes import normalize_axis
 from miniort_cpu.buffers import Allocate
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -40,7 +40,6 @@ def _along_axis(op: str) -> CompileKernel:
         axis = node.attribute("axis", -1)
         allocate = node.provider.allocate
 
-        @quiet
         def run(x: Array) -> Array:
             return as_dtype(function(allocate, widen(x), axis), x.dtype) if x.size else x.copy()
 
@@ -57,7 +56,6 @@ def _of_matrix(op: str) -> CompileKernel:
         axis = node.attribute("axis", 1)
         allocate = node.provider.allocate
 
-        @quiet
         def run(x: Array) -> Array:
             row = tuple(range(normalize_axis(axis, x.ndim), x.ndim))
             return as_dtype(function(allocate, widen(x), row), x.dtype) if x.size else x.copy()

@@ -9,7 +9,7 @@ import numpy as np
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.axes import as_ints
-from miniort_cpu.floating_point import as_dtype, quiet, widen
+from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.windows import positions, scatter_windows
 
 kernels = KernelTable("cpu")
@@ -67,7 +67,6 @@ def col2im(node: NodeContext) -> Run:
     """
     strides, dilations, pads = (node.attribute(name, None) for name in ("strides", "dilations", "pads"))
 
-    @quiet
     def run(columns: Array, image_shape: Array, block_shape: Array) -> Array:
         image, block = as_ints(image_shape) or (), as_ints(block_shape) or ()
         rank = len(image)

@@ -14,7 +14,6 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_cpu.floating_point import quiet
 
 kernels = KernelTable("cpu")
 
@@ -27,7 +26,6 @@ Update: TypeAlias = Callable[..., tuple[Array, ...]]
 def _optimizer(update: Update, states: int) -> Run:
     """A run that updates each tensor by itself: rate, steps, n values, n gradients, n of each state -> n values, n of each state."""
 
-    @quiet
     def run(rate: Array, steps: Array, *tensors: Array) -> tuple[Array, ...]:
         count = len(tensors) // (2 + states)
         groups = [tensors[start : start + count] for start in range(0, len(tensors), count)]

@@ -1,4 +1,4 @@
-"""Test kits for plugins: what a third party runs on its own sampler, logits processor or cache layout.
+"""Test kits for plugins: what a third party runs on its own provider, kernel, sampler, logits processor or cache layout.
 
 They need hypothesis, which miniort itself does not. Names are imported when they are first used, so that one kit doesn't need another's
 libraries.
@@ -16,15 +16,17 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from miniort.testing.cache_layouts import cache_layout_machine
+    from miniort.testing.operators.conformance import ProviderConformance
     from miniort.testing.sampling import LogitsProcessorConformance, SamplerConformance
 
 _EXPORTS = {
     "LogitsProcessorConformance": "miniort.testing.sampling",
+    "ProviderConformance": "miniort.testing.operators.conformance",
     "SamplerConformance": "miniort.testing.sampling",
     "cache_layout_machine": "miniort.testing.cache_layouts",
 }
 
-__all__ = ["LogitsProcessorConformance", "SamplerConformance", "cache_layout_machine"]
+__all__ = ["LogitsProcessorConformance", "ProviderConformance", "SamplerConformance", "cache_layout_machine"]
 
 
 def __getattr__(name: str) -> Any:

@@ -53,8 +53,8 @@ class _History:
     cache: KVCache
     keys: list[Array]
     values: list[Array]
-    distinct_rows: int
-    """At least so many rows may differ; a layout may store equal rows once."""
+    origins: list[int]
+    """Which of the first rows each row comes from; what those of one origin have in common, a layout may store once."""
     kept_at: dict[int, list[int]] = field(default_factory=dict)
     """What was kept at each length that there was, for a crop has to lead back to that."""
     largest: float = 0.0
@@ -169,7 +169,7 @@ def cache_layout_machine(
             self.spec = spec
             keys = np.empty((spec.batch, spec.kv_heads, 0, spec.head_dim), spec.dtype)
             values = np.empty((spec.batch, spec.kv_heads, 0, spec.value_head_dim), spec.dtype)
-            history = _History(factory(spec), [keys] * spec.layers, [values] * spec.layers, distinct_rows=spec.batch)
+            history = _History(factory(spec), [keys] * spec.layers, [values] * spec.layers, origins=list(range(spec.batch)))
             self.histories.append(history)
             return history
 
@@ -264,7 +264,7 @@ def cache_layout_machine(
             history.cache.reorder(rows)
             history.keys = [keys[rows] for keys in history.keys]
             history.values = [values[rows] for values in history.values]
-            history.distinct_rows = min(history.distinct_rows, len(np.unique(rows)))
+            history.origins = [history.origins[row] for row in rows]
             self.look(history)
 
         @precondition(lambda self: len(self.histories) < _MOST_CACHES)
@@ -273,7 +273,7 @@ def cache_layout_machine(
             """A second continuation, which knows nothing of tokens that aren't committed yet."""
             pending = self.append_some(history, pending, self.spec.layers)
             other = _History(
-                history.cache.fork(), history.keys, history.values, history.distinct_rows, dict(history.kept_at), history.largest
+                history.cache.fork(), history.keys, history.values, list(history.origins), dict(history.kept_at), history.largest
             )
             if pending:
                 with _refused("a commit in a fork, which takes over committed tokens only,"):
@@ -287,7 +287,7 @@ def cache_layout_machine(
                 cache, length = history.cache, history.length
                 kept = len(self.checked_positions(history))
                 _check(0 <= cache.min_length <= length, f"min_length: wanted 0 … {length}, found {cache.min_length}")
-                least = kept * self.spec.bytes_per_token() // self.spec.batch * history.distinct_rows
+                least = kept * self.spec.bytes_per_token() // self.spec.batch * len(set(history.origins))
                 _check(tolerance > 0 or cache.nbytes >= least, f"nbytes: {kept} tokens take {least} bytes at least, found {cache.nbytes}")
 
         def checked_positions(self, history: _History) -> IntArray:

@@ -208,7 +208,7 @@ class LogitsProcessorConformance:
     def test_arithmetic_is_that_of_float32(self, data: st.DataObject) -> None:
         """Half precision is widened before anything is calculated."""
         history, logits = data.draw(self.examples())
-        half = logits.astype(np.float16)
+        half: Array = logits.astype(np.float16)
         wanted, found = self.create()(history, half.astype(np.float32)), self.create()(history, half)
         _check(np.array_equal(found, wanted, equal_nan=True), f"float16 logits: wanted\n{wanted}\nas for float32, found\n{found}")
 

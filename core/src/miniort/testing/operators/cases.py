@@ -22,13 +22,36 @@ OLDEST_OPSET = 7
 """The default domain is covered from this opset on, `ai.onnx.ml` from its first."""
 
 FAMILIES: tuple[str, ...] = (
+    "attention",
     "casts",
     "concatenation",
     "constants",
+    "control_flow",
+    "convolution",
+    "detection",
     "elementwise",
+    "images",
+    "indexing",
+    "losses",
+    "matrix",
+    "ml_categories",
+    "ml_features",
+    "ml_linear",
+    "ml_maps",
+    "ml_trees",
+    "normalization",
+    "ordering",
+    "padding",
+    "pooling",
+    "quantization",
     "random_numbers",
+    "recurrent",
     "reduction",
+    "sequences",
     "shape",
+    "signal",
+    "spatial",
+    "text",
 )
 """Modules of this package that hold builders."""
 
@@ -88,6 +111,8 @@ class NodeCase:
     tolerance: relative, where that of the result's type won't do; `atol` absolute.
     shapes_only: compare shapes and types, as for random numbers.
     skipped: positions of outputs that are written as "", so they aren't asked for.
+    captured: further graph inputs, by name, that sub-graphs of the node see.
+    output_types: TypeProtos of outputs, by position, that the model declares.
     expected: the formula of the specification, for cases that no other runtime computes: takes the inputs, returns all outputs.
     """
 
@@ -100,6 +125,8 @@ class NodeCase:
     atol: float | None = None
     shapes_only: bool = False
     skipped: frozenset[int] = frozenset()
+    captured: dict[str, Any] = field(default_factory=dict)
+    output_types: dict[int, onnx.TypeProto] = field(default_factory=dict)
     expected: Callable[[list[Any]], list[Any]] | None = None
 
     def is_fed(self, index: int) -> bool:
@@ -121,8 +148,12 @@ class NodeCase:
             for index, value in enumerate(self.inputs)
             if self.is_fed(index)
         ]
-        initializers = [onnx_tensor(f"x{index}", value) for index, value in enumerate(self.inputs) if index in self.constants and value is not None]
-        graph = helper.make_graph([node], "case", inputs, [onnx.ValueInfoProto(name=name) for name in outputs if name], initializers)
+        inputs += [helper.make_value_info(name, type_of(value)) for name, value in self.captured.items()]
+        initializers = [
+            onnx_tensor(f"x{index}", value) for index, value in enumerate(self.inputs) if index in self.constants and value is not None
+        ]
+        results = [onnx.ValueInfoProto(name=name, type=self.output_types.get(index)) for index, name in enumerate(outputs) if name]
+        graph = helper.make_graph([node], "case", inputs, results, initializers)
         imports = [helper.make_opsetid(operator.domain, operator.opset)]
         if operator.domain:
             imports.append(helper.make_opsetid("", 18))
@@ -130,7 +161,7 @@ class NodeCase:
 
     def feeds(self) -> dict[str, Any]:
         """What the model's inputs are given."""
-        return {f"x{index}": value for index, value in enumerate(self.inputs) if self.is_fed(index)}
+        return {f"x{index}": value for index, value in enumerate(self.inputs) if self.is_fed(index)} | self.captured
 
 
 def ir_version(operator: Operator) -> int:
@@ -239,7 +270,7 @@ class Draws:
             return rng.integers(0, 2, shape).astype(bool)
         if dtype.kind == "c":
             real = rng.uniform(-4 if low is None else low, 4 if high is None else high, (2, *shape))
-            return (real[0] + 1j * real[1]).astype(dtype)
+            return np.asarray(real[0] + 1j * real[1]).astype(dtype)
         if is_float(dtype):
             values = rng.uniform(-4 if low is None else low, 4 if high is None else high, shape)
             if special and low is None and high is None and values.size and dtype not in SMALL_FLOATS and self.integer(0, 4) == 0:

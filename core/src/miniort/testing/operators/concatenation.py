@@ -48,12 +48,12 @@ def slice_tensor(d: Draws, operator: Operator) -> NodeCase:
     given = d.boolean()
     if not given:
         axes = list(range(len(axes)))
-    far = [-(2**31), 2**31 - 1]
-    starts = [d.choice([d.integer(-5, 5), d.integer(0, 2), far[0]]) for _ in axes]
-    ends = [d.choice([d.integer(-5, 5), d.integer(2, 5), *far]) for _ in axes]
+    steps = [d.choice([1, 2, -1, -2]) for _ in axes] if operator.version >= 10 and d.boolean() else None
+    far = [-(2**31) if step < 0 else 2**31 - 1 for step in steps or [1] * len(axes)]
+    starts = [d.choice([d.integer(-5, 5), d.integer(0, 2), -(2**31)]) for _ in axes]
+    ends = [d.choice([d.integer(-5, 5), d.integer(2, 5), end]) for end in far]
     if operator.has_attribute("starts"):
         return NodeCase([x], {"starts": starts, "ends": ends} | ({"axes": axes} if given else {}))
-    steps = [d.choice([1, 2, -1, -2]) for _ in axes] if d.boolean() else None
     dtype = d.dtype(operator, "Tind")
     numbers = [None if each is None else np.array(each, dtype) for each in (starts, ends, axes if given else None, steps)]
     inputs = d.trimmed([x, *numbers])

@@ -27,7 +27,7 @@ def sparse_tensor(d: Draws, operator: Operator) -> tuple[Any, Array]:
 @builds("Constant")
 def constant(d: Draws, operator: Operator) -> NodeCase:
     """Each way of writing a value."""
-    kind = d.choice([name for name in operator.schema.attributes])
+    kind = d.choice(list(operator.schema.attributes))
     if kind == "sparse_value":
         sparse, dense = sparse_tensor(d, operator)
         return NodeCase([], {kind: sparse}, expected=lambda inputs: [dense])
@@ -66,4 +66,6 @@ def number_range(d: Draws, operator: Operator) -> NodeCase:
 def eye_like(d: Draws, operator: Operator) -> NodeCase:
     """A diagonal that may lie outside; of the input's type or another."""
     dtype = d.dtype(operator, "T1", without=[STRING])
-    return NodeCase([d.array(dtype, d.shape(2, 2))], d.some(k=d.integer(-5, 5), dtype=dtype_to_onnx(d.dtype(operator, "T2", without=[STRING]))))
+    return NodeCase(
+        [d.array(dtype, d.shape(2, 2))], d.some(k=d.integer(-5, 5), dtype=dtype_to_onnx(d.dtype(operator, "T2", without=[STRING])))
+    )

@@ -12,7 +12,11 @@ from miniort.types import STRING, dtype_from_onnx, dtype_to_onnx
 @builds("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike")
 def random_tensor(d: Draws, operator: Operator) -> NodeCase:
     """Of a shape that is given, or that of the input."""
-    numbers = {"mean": d.number(-2, 2), "scale": d.number(0.5, 2)} if "Normal" in operator.op else {"low": d.number(-2, 0), "high": d.number(0.5, 2)}
+    numbers = (
+        {"mean": d.number(-2, 2), "scale": d.number(0.5, 2)}
+        if "Normal" in operator.op
+        else {"low": d.number(-2, 0), "high": d.number(0.5, 2)}
+    )
     result = operator.schema.outputs[0].type_str
     attributes = d.some(seed=d.number(0, 9), dtype=dtype_to_onnx(d.dtype(operator, result)), **numbers)
     if not operator.op.endswith("Like"):

@@ -125,7 +125,9 @@ def record_beams(folder: Path, target: Path) -> None:
     model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
     rng = np.random.default_rng(21)
     batches = [[rng.integers(3, 512, length).tolist() for length in lengths] for lengths in ((4,), (3, 7), (9, 2, 5))]
-    settings = itertools.product((2, 4), (-0.5, 1.0, 2.5), (False, True, "never"), ({}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}))
+    settings = itertools.product(
+        (2, 4), (-0.5, 1.0, 2.5), (False, True, "never"), ({}, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2})
+    )
     cases, arrays = [], {}
     for (beams, penalty, early, processors), rows in itertools.product(settings, batches):
         longest = max(map(len, rows))

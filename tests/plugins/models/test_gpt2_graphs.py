@@ -33,9 +33,7 @@ Arrays = dict[str, NDArray[Any]]
 
 def random_weights(config: GPT2Config, seed: int = 0) -> Arrays:
     rng = np.random.default_rng(seed)
-    return {
-        name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in config.weight_shapes().items()
-    }
+    return {name: rng.normal(0, 0.3, shape).astype(np.float32) for name, shape in config.weight_shapes().items()}
 
 
 def built(folder: Path, **options: Any) -> Path:
@@ -111,10 +109,7 @@ def test_inputs_and_outputs_have_the_documented_shapes(tmp_path: Path) -> None:
     built(tmp_path)
 
     def shapes(values: Any) -> dict[str, list[str | int]]:
-        return {
-            value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
-            for value in values
-        }
+        return {value.name: [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in values}
 
     ids = ["batch", "sequence"]
     layers = [(layer, kind) for layer in range(2) for kind in ("key", "value")]
@@ -257,9 +252,7 @@ def test_float16_weights_are_half_as_big_and_computed_with_in_float32(tmp_path: 
     assert sum(sizes) == 2 * sum(weight.size for weight in weights.values())
     casts = [node.input[0] for node in graph(half, "decode").node if node.op_type == "Cast"]
     assert sorted(casts) == sorted(["attention_mask", *weights])
-    assert [node.input[0] for node in graph(full, "decode").node if node.op_type == "Cast"] == [
-        "attention_mask"
-    ]
+    assert [node.input[0] for node in graph(full, "decode").node if node.op_type == "Cast"] == ["attention_mask"]
 
 
 # --------------------------------------------------------------------------------------------- Hugging Face's
@@ -291,9 +284,7 @@ def test_logits_of_a_prompt_and_a_continuation_are_hugging_faces(tiny: Path, ref
 
 
 def test_logits_of_a_left_padded_batch_are_hugging_faces(tiny: Path, reference: Arrays) -> None:
-    ids, mask, positions = (
-        reference[f"b2_{name}"] for name in ("input_ids", "attention_mask", "position_ids")
-    )
+    ids, mask, positions = (reference[f"b2_{name}"] for name in ("input_ids", "attention_mask", "position_ids"))
     logits = run(tiny, "prefill", ids, mask=mask, positions=positions)["logits"]
     np.testing.assert_allclose(logits[mask != 0], reference["b2_logits"][mask != 0], rtol=0, atol=1e-4)
 
@@ -393,11 +384,7 @@ def test_the_demo_has_two_million_parameters() -> None:
     config = GPT2Config.from_dict(demo_config())
     assert config.n_positions == 256
     for name in ("prefill", "decode"):
-        stored = {
-            t.name: tuple(t.dims)
-            for t in graph(DEMO, name).initializer
-            if t.data_location == TensorProto.EXTERNAL
-        }
+        stored = {t.name: tuple(t.dims) for t in graph(DEMO, name).initializer if t.data_location == TensorProto.EXTERNAL}
         assert stored == config.weight_shapes()
         count = sum(int(np.prod(shape)) for shape in stored.values())
         assert count == demo_config()["training"]["parameters"] >= 2_000_000

@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from math import prod
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
 
 from miniort.types import Array, DType, IntArray
 
-View: TypeAlias = Any
+
+class Block(NamedTuple):
+    """Some rows' keys or values of consecutive tokens, of which the first is token `start` of the view.
+
+    tokens: [rows, kv heads, count, dim], or [1, kv heads, count, dim] where all of these rows share them.
+    """
+
+    rows: slice
+    start: int
+    tokens: Array
+
+
+class BlockedView:
+    """Keys or values of one layer in blocks, for a layout that doesn't store them as one array.
+
+    shape: [batch, kv heads, time, dim]. blocks: every row's every token in just one of them; they may be walked several times, and may be
+    made while they're walked. `np.asarray(view)` makes one array of them, for whoever can't read blocks.
+    """
+
+    __slots__ = ("blocks", "dtype", "shape")
+
+    ndim = 4
+
+    def __init__(self, shape: Sequence[int], dtype: DType, blocks: Iterable[Block]) -> None:
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.blocks = blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array that it stands for."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: DType | None = None, copy: bool | None = None) -> Array:
+        """One array of all blocks, always a new one. ValueError where NumPy was told not to copy."""
+        if copy is False:
+            raise ValueError("a view in blocks can't be one array without a copy")
+        array = np.empty(self.shape, self.dtype if dtype is None else dtype)
+        for rows, start, tokens in self.blocks:
+            array[rows, :, start : start + tokens.shape[2]] = tokens
+        return array
+
+
+View: TypeAlias = Array | BlockedView
 """Keys or values of one layer, of the logical shape [batch, kv heads, time, head dim]."""
 
 
@@ -50,24 +96,35 @@ class KVCache(Protocol):
     def append(self, layer: int, key: Array, value: Array) -> tuple[View, View]:
         """Add new tokens to one layer, [batch, kv heads, new, head dim], behind the committed ones.
 
-        Returns all keys and values of that layer, [batch, kv heads, kept + new, head dim], oldest first; they stay valid until the next
-        append, crop or reorder. Appending again to one layer before `commit` replaces what was appended. `new` may be 0.
+        Returns all keys and values of that layer, [batch, kv heads, kept + new, head dim], oldest first, as arrays or in blocks; they stay
+        valid until the next append to the same layer, crop or reorder. Appending again to one layer before `commit` replaces what was
+        appended. `new` may be 0.
+        CacheError for a layer, shape or element type that isn't the spec's, and, here or in `commit`, past the capacity.
         """
 
     def commit(self, count: int) -> None:
         """Keep the first `count` of the appended tokens. CacheError if some layer was not appended that many."""
 
     def crop(self, length: int) -> None:
-        """Forget all but the first `length` tokens. CacheError outside `min_length` … `length`."""
+        """Forget all but the first `length` tokens; what was appended and not committed goes too. It keeps what it kept at that length.
+
+        CacheError outside `min_length` … `length`.
+        """
 
     def reorder(self, rows: IntArray) -> None:
-        """Make row i what row `rows[i]` was; rows may repeat, and the batch becomes as long as `rows`."""
+        """Make row i what row `rows[i]` was; rows may repeat, and the batch becomes as long as `rows`.
+
+        Drops what was appended and not committed. CacheError for a row outside of the batch.
+        """
 
     def fork(self) -> KVCache:
-        """A second cache with the same history. Neither sees what happens to the other from here on."""
+        """A second cache with the same committed history. Neither sees what happens to the other from here on."""
 
     def positions(self) -> IntArray:
-        """Time index of each token that is kept, [kept], oldest first: 0 … length-1 unless the layout let go of some."""
+        """Time index of each token that is kept, [kept], oldest first: 0 … length-1 unless the layout let go of some.
+
+        The newest token is always kept.
+        """
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +133,21 @@ class KVCache(Protocol):
 
 @dataclass(frozen=True)
 class CacheLayoutInfo:
-    """A cache layout that a plugin offers. `create(spec, **options)` makes an empty cache."""
+    """A cache layout that a plugin offers. `create(spec, **options)` makes an empty cache.
+
+    `lets_go` says that it may let go of old tokens: a model that counts positions by what is kept can't be given it.
+    `relative_error`: how far a kept number may lie from the one that was appended, as a share of the largest magnitude in its head; 0 for a
+    layout that keeps numbers as they are.
+    """
 
     name: str
     create: Callable[..., KVCache]
     summary: str = ""
+    lets_go: bool = False
+    relative_error: float = 0.0
+
+
+def layer_contents(cache: KVCache, spec: CacheSpec, layer: int) -> tuple[View, View]:
+    """All committed keys and values of one layer, [batch, kv heads, kept, head dim]: what appending no token gives."""
+    key, value = (np.empty((spec.batch, spec.kv_heads, 0, dim), spec.dtype) for dim in (spec.head_dim, spec.value_head_dim))
+    return cache.append(layer, key, value)

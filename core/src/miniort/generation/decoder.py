@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from miniort.errors import ModelError, TokenizerError
+from miniort.errors import CacheError, ModelError, TokenizerError
 from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
 from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache
 from miniort.generation.join import CACHE_APPEND, CACHE_INPUT, PAST_SHAPE_INPUT, Join, join_cache
-from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, create_with_options
+from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, Search, create_with_options
 from miniort.generation.sources import DecoderSource, ModelFormat, Tokenizer
 from miniort.model.loading import load_model
 from miniort.model.weights import WeightStore
@@ -28,6 +29,27 @@ class _BoundGraph:
     session: InferenceSession
     binding: GraphBinding
     join: Join
+
+
+class _NoCache:
+    """A cache that keeps nothing: all that it gives back is what is new."""
+
+    length = min_length = nbytes = 0
+
+    def append(self, layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+        return key, value
+
+    def commit(self, count: int) -> None: ...
+
+    def crop(self, length: int) -> None: ...
+
+    def reorder(self, rows: IntArray) -> None: ...
+
+    def fork(self) -> KVCache:
+        return self
+
+    def positions(self) -> IntArray:
+        return np.empty(0, np.int64)
 
 
 class Decoder:
@@ -91,31 +113,51 @@ class Decoder:
         )
 
     def new_cache(self, layout: str = "concat_bhtd", batch: int = 1, **options: Any) -> KVCache:
-        """An empty cache of the layout of that name. PluginError if there is none, or it has no such option."""
+        """An empty cache of the layout of that name. PluginError if there is none, or it has no such option.
+
+        CacheError for one that lets go of old tokens where the model can't be told positions.
+        """
         info = find_named(self.plugins, "miniort_cache_layouts", CacheLayoutInfo, layout, "cache layout")
+        if info.lets_go and self.binding.decode.positions is None:
+            raise self._positions_unknown(f"cache layout {layout!r} lets go of old tokens")
         cache: KVCache = create_with_options("cache layout", layout, info.create, [self.cache_spec(batch)], options)
         return cache
 
-    def new_sampler(self, name: str = "greedy", **options: Any) -> Sampler:
-        """The sampler of that name. PluginError if there is none, or it has no such option."""
+    def new_sampler(self, name: str = "greedy", **options: Any) -> Sampler | Search:
+        """The sampler or search of that name. PluginError if there is none, or it has no such option."""
         info = find_named(self.plugins, "miniort_samplers", SamplerInfo, name, "sampler")
-        sampler: Sampler = create_with_options("sampler", name, info.create, [], options)
+        sampler: Sampler | Search = create_with_options("sampler", name, info.create, [], options)
         return sampler
 
     def new_processors(self, wanted: Mapping[str, Mapping[str, Any]]) -> list[LogitsProcessor]:
-        """Logits processors by name with their options, in the pipeline's order: by priority, whatever the order of `wanted`."""
+        """Logits processors by name with their options, in the pipeline's order: by priority, whatever the order of `wanted`.
+
+        An option `tokenizer` that isn't given is the model's. PluginError if there is no such processor or option, or one is missing.
+        """
         for name in wanted:
             find_named(self.plugins, "miniort_logits_processors", LogitsProcessorInfo, name, "logits processor")
         known = collect_mapping(self.plugins, "miniort_logits_processors", LogitsProcessorInfo)
         return [
-            create_with_options("logits processor", name, info.create, [], wanted[name]) for name, info in known.items() if name in wanted
+            create_with_options("logits processor", name, info.create, [], self._complete(info, wanted[name]))
+            for name, info in known.items()
+            if name in wanted
         ]
+
+    def _complete(self, info: LogitsProcessorInfo, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Options with the model's tokenizer, where a processor takes one and none is given."""
+        if "tokenizer" in options or "tokenizer" not in inspect.signature(info.create).parameters:
+            return options
+        return {**options, "tokenizer": self.open_tokenizer()}
 
     def open_tokenizer(self) -> Tokenizer:
         """The model's tokenizer. TokenizerError if there is none beside the model."""
         if self.source.tokenizer is None:
             raise TokenizerError(f"{self.source.name}: no tokenizer.json beside the model; name one with --tokenizer FILE")
         return self.source.tokenizer()
+
+    def uncached(self, tokens: IntArray, mask: IntArray) -> FloatArray:
+        """One run of a whole history, [batch, time], that leaves nothing behind: the baseline. Logits as `forward` gives them."""
+        return self.forward(tokens, mask, _NoCache())
 
     def forward(self, tokens: IntArray, mask: IntArray, cache: KVCache) -> FloatArray:
         """One step: append `tokens` [batch, new] to the cache and give logits [batch, n, vocabulary] of the last n of them.
@@ -128,6 +170,8 @@ class Decoder:
         positions = np.clip(np.cumsum(mask, axis=1)[:, -new:] - 1, 0, None)
         kept = cache.positions()
         if len(kept) != cache.length:
+            if graph.binding.positions is None:
+                raise self._positions_unknown(f"the cache has let go of {cache.length - len(kept)} tokens")
             mask = np.concatenate([mask[:, kept], mask[:, -new:]], axis=1)
         feeds = self._feeds(graph, tokens, mask, positions, len(kept), cache)
         outputs = graph.session.execute(feeds)
@@ -135,6 +179,13 @@ class Decoder:
             self._take_present(graph, outputs, cache, new)
         logits: FloatArray = outputs[graph.binding.logits]
         return logits if logits.ndim == 3 else logits[:, None, :]
+
+    def _positions_unknown(self, what: str) -> CacheError:
+        """A graph without positions counts them by what is kept, so tokens that are let go would shift all that follow."""
+        return CacheError(
+            f"{what}, but {self.source.name} takes no positions: it counts them by what is kept, and would be wrong once tokens are gone; "
+            "use a layout that keeps all tokens, or export the model with position_ids"
+        )
 
     def _feeds(
         self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, positions: IntArray, kept: int, cache: KVCache
@@ -172,7 +223,8 @@ class Decoder:
             np.empty((batch, binding.kv_heads, 0, binding.head_dim), binding.dtype),
             np.empty((batch, binding.kv_heads, 0, binding.value_head_dim), binding.dtype),
         )
-        return cache.append(layer, *nothing)
+        keys, values = cache.append(layer, *nothing)
+        return np.asarray(keys), np.asarray(values)
 
     def _take_present(self, graph: _BoundGraph, outputs: Mapping[str, Any], cache: KVCache, new: int) -> None:
         for layer, names in enumerate(graph.binding.present):

@@ -14,10 +14,11 @@ import numpy as np
 import onnx_ir as ir
 
 from miniort.generation.binding import GraphBinding
-from miniort.generation.cache import KVCache
+from miniort.generation.cache import KVCache, View
 from miniort.graph.inference import infer_types
 from miniort.kernels import ANY_PROVIDER, Kernel, NodeContext, Run
 from miniort.model.constants import set_constant, shape_of
+from miniort.types import Array
 
 CACHE_INPUT = "miniort.cache"
 PAST_SHAPE_INPUT = "miniort.past_shape"
@@ -33,11 +34,17 @@ class Join:
 
 
 def compile_cache_append(node: NodeContext) -> Run:
-    """CacheAppend(cache, key, value) -> all keys, all values of layer `layer`. Everything is on the host; see `KVCache.append`."""
-    layer = node.attribute("layer")
+    """CacheAppend(cache, key, value) -> all keys, all values of layer `layer`. Everything is on the host; see `KVCache.append`.
 
-    def run(cache: KVCache, key: object, value: object) -> object:
-        return cache.append(layer, key, value)  # type: ignore[arg-type]
+    A layout's blocks are handed on where all who read them take blocks, which the session knows once every node has its kernel. Anyone
+    else gets one array.
+    """
+    layer = node.attribute("layer")
+    keys_in_blocks, values_in_blocks = (output in node.block_outputs for output in (0, 1))
+
+    def run(cache: KVCache, key: Array, value: Array) -> tuple[View, View]:
+        keys, values = cache.append(layer, key, value)
+        return keys if keys_in_blocks else np.asarray(keys), values if values_in_blocks else np.asarray(values)
 
     return run
 

@@ -21,6 +21,9 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids. Bytes that are no valid UTF-8 (yet) come out as U+FFFD."""
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token adds to a text, in UTF-8, where it isn't the first; it may be a part of a character. Empty for special tokens."""
+
 
 @dataclass(frozen=True)
 class DecoderSource:

@@ -1,0 +1,1 @@
+"""KV-cache layouts for miniort."""

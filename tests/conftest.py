@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Tests run in several processes, and each would otherwise have as many BLAS threads as there are cores. Read when NumPy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from miniort.plugins import PluginManager, create_plugin_manager
 

@@ -125,7 +125,7 @@ def test_an_error_in_the_middle_of_a_text_ends_its_line(miniort: Miniort, instal
         "def miniort_samplers():\n"
         "    def create():\n"
         "        calls = []\n"
-        "        def sample(logits, rng):\n"
+        "        def sample(logits, rngs):\n"
         "            calls.append(1)\n"
         "            if len(calls) > 3:\n"
         "                raise GenerationError('three are enough')\n"

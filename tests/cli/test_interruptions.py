@@ -24,7 +24,7 @@ from miniort.plugins import hookimpl
 def miniort_samplers():
     def create():
         calls = []
-        def sample(logits, rng):
+        def sample(logits, rngs):
             calls.append(1)
             if len(calls) > 3:
                 raise KeyboardInterrupt

@@ -30,7 +30,7 @@ def imported_modules(*arguments: str, site: Path | None = None) -> set[str]:
     return set(json.loads(result.stderr.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["verify", "--help"], ["version"]])
 def test_no_library_and_no_plugin_is_imported(arguments: list[str]) -> None:
     modules = imported_modules(*arguments)
     assert "click" in modules

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from miniort.generation.sampling import LogitsProcessor, Sampler
+from miniort.generation.sampling import LogitsProcessor, Sampler, TokenHistory
 from miniort.testing import LogitsProcessorConformance, SamplerConformance, cache_layout_machine
 
 ROOT = Path(__file__).parents[2]
@@ -150,5 +150,6 @@ class TestBiasConforms(LogitsProcessorConformance):
 
 def test_bias_is_added() -> None:
     logits = np.zeros((2, 4), np.float32)
-    biased = load_example("bias").bias([1, 3], amount=2.5)(np.zeros((2, 1), np.int64), logits)
+    history = TokenHistory(np.zeros((2, 1), np.int64), np.ones((2, 1), np.int64), prompt_length=1)
+    biased = load_example("bias").bias([1, 3], amount=2.5)(history, logits)
     assert biased.tolist() == [[0, 2.5, 0, 2.5]] * 2

@@ -6,55 +6,131 @@ import json
 import sys
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from miniort_cli.group import INTERRUPTED
+from miniort_cli.options import NAMED, Named, check_folder, parse_all_named, parse_bindings, parse_named, parse_providers
 
 if TYPE_CHECKING:
-    from miniort_cli.continuation import Continuation
+    from miniort_cli.run import Run, Setup
 
 DEFAULT_CACHE = "concat_bhtd"
 
 
-def _parse_providers(ctx: click.Context, param: click.Parameter, value: str) -> str | list[str]:
-    """`auto` stays; `"cuda,cpu"` -> `["cuda", "cpu"]`."""
-    if value == "auto":
-        return value
-    names = [name.strip() for name in value.split(",")]
-    if not all(names):
-        raise click.BadParameter(f"{value!r} has a name that is empty; give auto, or names such as cuda,cpu", ctx, param)
-    return names
+@dataclass(frozen=True)
+class _Shortcut:
+    """An option of the command that stands for a logits processor with one option of its own. `draws`: it's of use to sampling alone."""
+
+    processor: str
+    option: str
+    type: type
+    draws: bool
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.processor.replace("_", "-")
 
 
-def _parse_bindings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """`("tokens=ids",)` -> `{"tokens": "ids"}`."""
-    bindings: dict[str, str] = {}
-    for value in values:
-        role, _, name = value.partition("=")
-        if not (role and name):
-            raise click.BadParameter(f"{value!r} is not of the form ROLE=NAME, such as tokens=input_ids", ctx, param)
-        if role in bindings:
-            raise click.BadParameter(f"the role {role} is given twice", ctx, param)
-        bindings[role] = name
-    return bindings
+SHORTCUTS = (
+    _Shortcut("temperature", "temperature", float, True, "Divide logits by it: below 1 surer, above 1 bolder."),
+    _Shortcut("top_k", "k", int, True, "Draw from the K likeliest tokens."),
+    _Shortcut("top_p", "p", float, True, "Draw from the likeliest tokens whose probabilities reach P."),
+    _Shortcut("min_p", "p", float, True, "Draw from tokens at least P times as likely as the likeliest."),
+    _Shortcut("typical_p", "p", float, True, "Draw from the most typical tokens whose probabilities reach P."),
+    _Shortcut("repetition_penalty", "penalty", float, False, "Make tokens that are in the text less likely, by a factor."),
+    _Shortcut("frequency_penalty", "penalty", float, False, "Lower tokens by how often they were generated."),
+    _Shortcut("presence_penalty", "penalty", float, False, "Lower tokens that were generated."),
+    _Shortcut("no_repeat_ngram", "size", int, False, "No run of that many tokens twice."),
+    _Shortcut("min_new_tokens", "count", int, False, "No end before so many tokens."),
+)
+
+
+def _shortcut_options(command: Any) -> Any:
+    for shortcut in reversed(SHORTCUTS):
+        metavar = "N" if shortcut.type is int else "X"
+        command = click.option(shortcut.flag, shortcut.processor, type=shortcut.type, metavar=metavar, help=shortcut.help)(command)
+    return command
+
+
+def _read_schema(ctx: click.Context, param: click.Parameter, path: Path | None) -> Any:
+    """The JSON schema in a file."""
+    if path is None:
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.BadParameter(f"{path} can't be read: {error.strerror}", ctx, param) from None
+    except ValueError as error:
+        raise click.BadParameter(f"{path} is no JSON: {error}", ctx, param) from None
+
+
+def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None) -> list[str] | None:
+    """The lines of a file that aren't blank."""
+    if path is None:
+        return None
+    try:
+        prompts = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except OSError as error:
+        raise click.BadParameter(f"{path} can't be read: {error.strerror}", ctx, param) from None
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(f"{path} must be UTF-8; byte {error.start} is not", ctx, param) from None
+    if not prompts:
+        raise click.BadParameter(f"{path} has no prompt in it", ctx, param)
+    return prompts
 
 
 @click.command()
-@click.argument("prompt")
+@click.argument("prompt", required=False)
 @click.option("--model", metavar="NAME|PATH", default="demo", show_default=True, help="A name, an ONNX file, or a folder with a decoder.")
 @click.option("--tokenizer", metavar="FILE", help="A tokenizer.json; without it, the one beside the model.")
+@click.option("--batch", callback=_read_prompts, type=click.Path(path_type=Path), metavar="FILE", help="Prompts, one a line, all at once.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=0), metavar="N", default=100, show_default=True, help="Stop after that many tokens."
 )
-@click.option("--sampler", metavar="NAME", default="greedy", show_default=True, help="What chooses the next token.")
-@click.option("--cache", metavar="NAME", help=f"How keys and values are kept.  [default: {DEFAULT_CACHE}]")
+@click.option("--max-length", type=click.IntRange(min=1), metavar="N", help="Stop at that many tokens with the prompt.")
+@click.option("--stop", "stops", multiple=True, metavar="TEXT", help="Stop before that text; may be repeated.")
+@click.option(
+    "--stop-token",
+    "stop_tokens",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="ID",
+    help="A token that ends the text; may be repeated.",
+)
+@click.option(
+    "--sampler",
+    metavar=NAMED,
+    callback=parse_named,
+    help="What chooses the next token.  [default: greedy; categorical with --temperature, --top-k, --top-p, --min-p or --typical-p]",
+)
+@click.option("--num-beams", type=click.IntRange(min=1), metavar="N", help="Search for the likeliest text with N beams.")
+@_shortcut_options
+@click.option(
+    "--processor", "processors", callback=parse_all_named, multiple=True, metavar=NAMED, help="A logits processor; may be repeated."
+)
+@click.option(
+    "--json-schema", callback=_read_schema, type=click.Path(path_type=Path), metavar="FILE", help="Write only JSON of that schema."
+)
+@click.option("--regex", metavar="RE", help="Write only text that the regular expression matches.")
+@click.option("--choices", metavar="A,B,…", help="Write one of these texts.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The same seed gives the same text.")
+@click.option("-n", "--continuations", type=click.IntRange(min=1), metavar="N", default=1, help="Write on N times from each prompt.")
+@click.option("--prompt-lookup", type=click.IntRange(min=1), metavar="N", help="Guess up to N tokens at once out of the text so far.")
+@click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_CACHE}]")
 @click.option("--no-cache", is_flag=True, help="Recompute the whole history in every step: slow, to compare with.")
+@click.option(
+    "--save-cache", callback=check_folder, type=click.Path(path_type=Path), metavar="FILE", help="Write the cache to a file at the end."
+)
+@click.option("--load-cache", type=click.Path(path_type=Path), metavar="FILE", help="Don't compute again what a saved cache begins with.")
 @click.option(
     "--providers",
     metavar="auto|NAMES",
-    callback=_parse_providers,
+    callback=parse_providers,
     default="auto",
     show_default=True,
     help="Names with commas between, in the order in which they are asked.",
@@ -62,66 +138,105 @@ def _parse_bindings(ctx: click.Context, param: click.Parameter, values: tuple[st
 @click.option("--prefill-chunk", type=click.IntRange(min=1), metavar="N", help="Run a long prompt N tokens at a time.")
 @click.option(
     "--bind",
-    callback=_parse_bindings,
+    callback=parse_bindings,
     multiple=True,
     metavar="ROLE=NAME",
     help="Name an input or output whose role can't be told from the graph.",
 )
 @click.option("--top-k-print", type=click.IntRange(min=1), metavar="K", help="Show the K likeliest tokens before each one that is chosen.")
+@click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Show log-probabilities of each token and the N likeliest.")
 @click.option("--stats", is_flag=True, help="Show time and memory at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
 @click.pass_context
 def generate(
     ctx: click.Context,
-    prompt: str,
-    model: str,
-    tokenizer: str | None,
-    max_new_tokens: int,
-    sampler: str,
-    cache: str | None,
-    no_cache: bool,
-    providers: str | list[str],
-    prefill_chunk: int | None,
-    bind: dict[str, str],
+    /,
+    prompt: str | None,
+    batch: list[str] | None,
     top_k_print: int | None,
+    logprobs: int | None,
     stats: bool,
     as_json: bool,
+    **chosen: Any,
 ) -> None:
     """Write on from a prompt.
 
     PROMPT is the beginning of the text; `-` reads it from standard input. An empty one starts from the model's end token. The text goes to
-    standard output as it comes, tables go to standard error.
+    standard output as it comes, tables go to standard error. Several texts are written when all are done, with an empty line between.
     """
-    if no_cache and cache is not None:
-        raise click.UsageError("--no-cache and --cache contradict each other; leave one out")
+    if batch is None and prompt is None:
+        raise click.MissingParameter(ctx=ctx, param_type="argument", param_hint="'PROMPT'")
+    if batch is not None and prompt is not None:
+        raise click.UsageError("PROMPT and --batch contradict each other; leave one out")
     if prompt == "-":
         prompt = _read_standard_input()
     started = time.perf_counter()  # from here, because what is imported now takes a good part of the time
+    setup = _setup(batch if batch is not None else [prompt or ""], max(top_k_print or 0, logprobs or 0), chosen, logprobs is not None)
 
-    from miniort_cli.continuation import Continuation, Setup
-    from miniort_cli.report import print_statistics, to_json
+    from miniort_cli.report import print_log_probabilities, print_statistics, to_json
+    from miniort_cli.run import Run
 
-    setup = Setup(
-        model=model,
-        tokenizer=tokenizer,
-        sampler=sampler,
-        cache=None if no_cache else cache or DEFAULT_CACHE,
-        providers=providers,
-        prefill_chunk=prefill_chunk,
-        bindings=bind,
-    )
-    with closing(Continuation(setup, prompt, max_new_tokens, candidates=top_k_print or 0, started=started)) as continuation:
+    with closing(Run(setup, started=started)) as run:
+        interrupted = False
         if as_json:
-            for _ in continuation.steps():
+            for _ in run.steps():
                 pass
-            click.echo(json.dumps(to_json(continuation), allow_nan=False))
-            interrupted = False
+            click.echo(json.dumps(to_json(run, top_k_print, logprobs), allow_nan=False))
+        elif len(setup.prompts) * setup.continuations == 1:
+            interrupted = _stream(run, top_k_print)
         else:
-            interrupted = _stream(continuation)
+            _write_all(run)
+        if logprobs is not None and not as_json:
+            print_log_probabilities(run, logprobs)
         if stats:
-            print_statistics(continuation)
+            print_statistics(run)
     if interrupted:
         ctx.exit(INTERRUPTED)
+
+
+def _setup(prompts: list[str], candidates: int, chosen: dict[str, Any], wants_scores: bool) -> Setup:
+    """The options of the command as what is to be run. UsageError for those that contradict each other."""
+    from miniort_cli.run import Setup
+
+    given = {shortcut.processor: chosen.pop(shortcut.processor) for shortcut in SHORTCUTS}
+    processors = [Named(each.processor, {each.option: given[each.processor]}) for each in SHORTCUTS if given[each.processor] is not None]
+    draws = any(shortcut.draws and given[shortcut.processor] is not None for shortcut in SHORTCUTS)
+    grammar = {name: chosen.pop(name) for name in ("json_schema", "regex", "choices")}
+    if grammar["choices"] is not None:
+        grammar["choices"] = grammar["choices"].split(",")
+    if any(value is not None for value in grammar.values()):
+        processors.append(Named("grammar", {name: value for name, value in grammar.items() if value is not None}))
+    processors += chosen.pop("processors")
+    names = [processor.name for processor in processors]
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"the logits processor {name} is asked for twice")
+
+    sampler, beams = chosen.pop("sampler"), chosen.pop("num_beams")
+    if beams is not None:
+        if sampler is not None:
+            raise click.UsageError("--num-beams and --sampler contradict each other; options go into --sampler beam:num_beams=4,…")
+        if wants_scores or candidates:
+            raise click.UsageError("a beam search has no single steps to show; leave --logprobs and --top-k-print out")
+        sampler = Named("beam", {"num_beams": beams})
+    cache, no_cache = chosen.pop("cache"), chosen.pop("no_cache")
+    if no_cache and cache is not None:
+        raise click.UsageError("--no-cache and --cache contradict each other; leave one out")
+    if (chosen["save_cache"] or chosen["load_cache"]) and (no_cache or len(prompts) * chosen["continuations"] > 1):
+        raise click.UsageError("--save-cache and --load-cache need a cache, one prompt and one continuation")
+    if chosen["prompt_lookup"] and (no_cache or beams is not None or len(prompts) * chosen["continuations"] > 1):
+        raise click.UsageError("--prompt-lookup needs a cache, one prompt and one continuation, and no beams")
+    if not all(chosen["stops"]):
+        raise click.UsageError("a --stop text must not be empty")
+    return Setup(
+        prompts=prompts,
+        sampler=sampler or Named("categorical" if draws else "greedy"),
+        processors=processors,
+        cache=None if no_cache else cache or Named(DEFAULT_CACHE),
+        candidates=candidates if candidates or wants_scores else None,
+        bindings=chosen.pop("bind"),
+        **chosen,
+    )
 
 
 def _read_standard_input() -> str:
@@ -134,18 +249,28 @@ def _read_standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _stream(continuation: Continuation) -> bool:
+def _stream(run: Run, candidates: int | None) -> bool:
     """Write the prompt, then the text as it comes, then a newline, whatever ends it. Returns whether that was Ctrl-C."""
     from miniort_cli.report import print_candidates
 
     try:
-        click.echo(continuation.prompt, nl=False)
-        for step in continuation.steps():
-            if step.candidates:
-                print_candidates(continuation, step)
+        click.echo(run.setup.prompts[0], nl=False)
+        for row, step in run.steps():
+            if candidates is not None and step.scores is not None:
+                print_candidates(run, row, step.scores.top[:candidates])
             click.echo(step.text, nl=False)
     except KeyboardInterrupt:
         return True
     finally:
         click.echo()
     return False
+
+
+def _write_all(run: Run) -> None:
+    """Write each text when all are done, an empty line between two."""
+    for _ in run.steps():
+        pass
+    for index, row in enumerate(run.rows):
+        if index:
+            click.echo()
+        click.echo(row.prompt + row.text)

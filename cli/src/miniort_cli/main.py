@@ -12,6 +12,7 @@ from miniort_cli.generate import generate
 from miniort_cli.group import MiniortGroup
 from miniort_cli.plugins import plugins
 from miniort_cli.providers import providers
+from miniort_cli.verify import verify
 from miniort_cli.version import version
 
 
@@ -25,7 +26,7 @@ def cli() -> None:
     """A mini ONNX Runtime in Python, made of plugins."""
 
 
-for _command in (generate, providers, plugins, version):
+for _command in (generate, providers, plugins, verify, version):
     cli.add_command(_command)
 
 

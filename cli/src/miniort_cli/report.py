@@ -1,42 +1,58 @@
-"""How a continuation is reported: candidates and statistics as tables on standard error, or all of it as one JSON object."""
+"""How a run is reported: scores and statistics as tables on standard error, or all of it as one JSON object."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
-from miniort_cli.continuation import Continuation, Step
+from miniort.generation import TokenScore
+from miniort_cli.row_text import RowText
+from miniort_cli.run import Run
 from miniort_cli.tables import print_table
 
 
-def print_candidates(continuation: Continuation, step: Step) -> None:
+def print_candidates(run: Run, row: RowText, candidates: Sequence[TokenScore]) -> None:
     """The likeliest tokens, before the one that was chosen is shown."""
     if sys.stdout.isatty() and sys.stderr.isatty():
         click.echo(err=True)  # both are one screen: don't begin the table in the middle of the text's line
-    rows = [
-        (
-            str(each.id),
-            "(end)" if each.id in continuation.generator.end_tokens else repr(each.text),
-            f"{each.logit:.4f}",
-            f"{each.probability:.4f}",
-        )
-        for each in step.candidates
-    ]
-    title = f"likeliest as new token {len(continuation.tokens)}"
+    rows = [(str(each.id), _text_of(run, each.id), f"{each.logit:.4f}", f"{math.exp(each.log_probability):.4f}") for each in candidates]
+    title = f"likeliest as new token {len(row.tokens)}"
     print_table(("token", "text", "logit", "probability"), rows, title=title, right=("token", "logit", "probability"), err=True)
 
 
-def print_statistics(continuation: Continuation) -> None:
+def print_log_probabilities(run: Run, top: int) -> None:
+    """The log-probability of each token, and the likeliest in its place; a table for each text."""
+    for number, row in enumerate(run.rows, 1):
+        rows = [
+            (
+                str(step.chosen.id),
+                _text_of(run, step.chosen.id),
+                f"{step.chosen.log_probability:.4f}",
+                "  ".join(f"{_text_of(run, each.id)} {each.log_probability:.4f}" for each in step.top[:top]),
+            )
+            for step in row.scores
+        ]
+        title = "log-probabilities" if len(run.rows) == 1 else f"log-probabilities of text {number}"
+        columns = ("token", "text", "log-probability", "likeliest")
+        print_table(columns, rows, title=title, right=("token", "log-probability"), err=True)
+
+
+def _text_of(run: Run, token: int) -> str:
+    return "(end)" if token in run.generator.end_tokens else repr(run.tokenizer.decode([token]))
+
+
+def print_statistics(run: Run) -> None:
     """Times and sizes, and how each graph was joined to the cache."""
-    figures = continuation.statistics()
+    figures = run.statistics()
     rows = [
         ("prompt tokens", str(figures.prompt_tokens)),
         ("new tokens", str(figures.new_tokens)),
-        ("load time", _seconds(continuation.load_time)),
+        ("load time", _seconds(run.load_time)),
         ("time to first token", _seconds(figures.time_to_first_token)),
         ("time per token, median", _seconds(figures.token_latency)),
         ("tokens per second", "-" if figures.tokens_per_second is None else f"{figures.tokens_per_second:.1f}"),
@@ -44,7 +60,9 @@ def print_statistics(continuation: Continuation) -> None:
         ("cache, by formula", _bytes(figures.cache_bytes_by_formula)),
         ("peak memory", _bytes(figures.peak_memory)),
     ]
-    rows += [(f"cache in {name}", f"{_way(join.appends)}: {join.reason}") for name, join in continuation.decoder.joins.items()]
+    if run.setup.load_cache is not None:
+        rows.insert(1, ("prompt tokens not computed again", str(run.reused)))
+    rows += [(f"cache in {name}", f"{_way(join.appends)}: {join.reason}") for name, join in run.decoder.joins.items()]
     print_table(("figure", "value"), rows, title="statistics", err=True)
 
 
@@ -62,26 +80,55 @@ def _bytes(count: int | None) -> str:
     return "-" if count is None else f"{count:,} bytes ({count / 2**20:.2f} MiB)"
 
 
-def to_json(continuation: Continuation) -> dict[str, Any]:
-    """Everything as values that JSON has. Times are in seconds, sizes in bytes; a number that isn't finite is null."""
-    setup = continuation.setup
-    sessions = list(continuation.decoder.sessions.values())
-    result: dict[str, Any] = {
-        "model": continuation.decoder.source.name,
-        "prompt": continuation.prompt,
-        "text": continuation.text,
-        "prompt_tokens": continuation.prompt_tokens,
-        "tokens": continuation.tokens,
-        "finish_reason": continuation.finish_reason,
-        "sampler": setup.sampler,
-        "cache": setup.cache,
-        "providers": sessions[0].get_providers(),
-        "joins": {name: asdict(join) for name, join in continuation.decoder.joins.items()},
-        "statistics": {"load_time": continuation.load_time, **asdict(continuation.statistics())},
+def to_json(run: Run, top_k: int | None, logprobs: int | None) -> dict[str, Any]:
+    """Everything as values that JSON has. Times are in seconds, sizes in bytes; a number that isn't finite is null.
+
+    One text's fields stand in the object itself, several are a list `continuations`.
+    """
+    setup = run.setup
+    texts = [_row(run, row, top_k, logprobs) for row in run.rows]
+    single = len(setup.prompts) * setup.continuations == 1
+    return {
+        "model": run.decoder.source.name,
+        **(texts[0] if single and texts else {"continuations": texts}),
+        "sampler": setup.sampler.name,
+        "sampler_options": setup.sampler.options,
+        "processors": {processor.name: processor.options for processor in setup.processors},
+        "seed": run.generator.seed,
+        "cache": None if setup.cache is None else setup.cache.name,
+        "cache_options": {} if setup.cache is None else setup.cache.options,
+        "providers": next(iter(run.decoder.sessions.values())).get_providers(),
+        "joins": {name: asdict(join) for name, join in run.decoder.joins.items()},
+        "statistics": {"load_time": run.load_time, "reused_tokens": run.reused, **asdict(run.statistics())},
     }
-    if any(continuation.candidates):
-        result["top_k"] = [[{**asdict(each), "logit": _finite(each.logit)} for each in step] for step in continuation.candidates]
+
+
+def _row(run: Run, row: RowText, top_k: int | None, logprobs: int | None) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "prompt": row.prompt,
+        "text": row.text,
+        "prompt_tokens": list(row.prompt_tokens),
+        "tokens": row.tokens,
+        "finish_reason": row.finish_reason,
+    }
+    if row.score is not None:
+        result["score"] = row.score
+    if top_k is not None:
+        result["top_k"] = [[_scored(run, each, "probability") for each in step.top[:top_k]] for step in row.scores]
+    if logprobs is not None:
+        result["logprobs"] = [
+            {**_scored(run, step.chosen, "logprob"), "top": [_scored(run, each, "logprob") for each in step.top[:logprobs]]}
+            for step in row.scores
+        ]
     return result
+
+
+def _scored(run: Run, token: TokenScore, measure: str) -> dict[str, Any]:
+    """A token with its text and its `logit` and `probability`, or its `logprob`."""
+    named = {"id": token.id, "text": run.tokenizer.decode([token.id])}
+    if measure == "logprob":
+        return {**named, "logprob": _finite(token.log_probability)}
+    return {**named, "logit": _finite(token.logit), "probability": math.exp(token.log_probability)}
 
 
 def _finite(number: float) -> float | None:

@@ -11,13 +11,28 @@ from miniort.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from miniort.generation.binding import DecoderBinding, GraphBinding, LayerNames, bind_decoder
-    from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache
+    from miniort.generation.cache import Block, BlockedView, CacheLayoutInfo, CacheSpec, KVCache
+    from miniort.generation.cache_file import fingerprint, load_cache, save_cache
     from miniort.generation.decoder import Decoder, find_source, open_decoder
     from miniort.generation.detokenizer import StreamingDetokenizer
-    from miniort.generation.generator import GeneratedToken, Generator, generate, pad_left
-    from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo
+    from miniort.generation.generator import GeneratedToken, Generator, generate, pad_left, search, tokens_left
+    from miniort.generation.measurement import Measurement, Meter
+    from miniort.generation.prompt_lookup import draft_from_context, generate_with_lookup
+    from miniort.generation.sampling import (
+        Continuation,
+        LogitsProcessor,
+        LogitsProcessorInfo,
+        Sampler,
+        SamplerInfo,
+        Search,
+        SearchRun,
+        TokenHistory,
+    )
+    from miniort.generation.scores import StepScores, TokenScore, score
     from miniort.generation.sources import DecoderSource, ModelFormat, Tokenizer
     from miniort.generation.statistics import GenerationStatistics, Stopwatch, peak_memory
+    from miniort.generation.stop_strings import StopStrings
+    from miniort.generation.verification import Check, LayerReport, LayoutChoice, LayoutVerification, Verifier, usable_layouts
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -26,6 +41,8 @@ __getattr__, __dir__ = lazy_exports(
         "GraphBinding": "miniort.generation.binding",
         "LayerNames": "miniort.generation.binding",
         "bind_decoder": "miniort.generation.binding",
+        "Block": "miniort.generation.cache",
+        "BlockedView": "miniort.generation.cache",
         "CacheLayoutInfo": "miniort.generation.cache",
         "CacheSpec": "miniort.generation.cache",
         "KVCache": "miniort.generation.cache",
@@ -37,22 +54,49 @@ __getattr__, __dir__ = lazy_exports(
         "Generator": "miniort.generation.generator",
         "generate": "miniort.generation.generator",
         "pad_left": "miniort.generation.generator",
+        "search": "miniort.generation.generator",
+        "Continuation": "miniort.generation.sampling",
         "LogitsProcessor": "miniort.generation.sampling",
         "LogitsProcessorInfo": "miniort.generation.sampling",
         "Sampler": "miniort.generation.sampling",
         "SamplerInfo": "miniort.generation.sampling",
+        "Search": "miniort.generation.sampling",
+        "SearchRun": "miniort.generation.sampling",
+        "TokenHistory": "miniort.generation.sampling",
         "DecoderSource": "miniort.generation.sources",
         "ModelFormat": "miniort.generation.sources",
         "Tokenizer": "miniort.generation.sources",
         "GenerationStatistics": "miniort.generation.statistics",
         "Stopwatch": "miniort.generation.statistics",
         "peak_memory": "miniort.generation.statistics",
+        "fingerprint": "miniort.generation.cache_file",
+        "load_cache": "miniort.generation.cache_file",
+        "save_cache": "miniort.generation.cache_file",
+        "draft_from_context": "miniort.generation.prompt_lookup",
+        "generate_with_lookup": "miniort.generation.prompt_lookup",
+        "StopStrings": "miniort.generation.stop_strings",
+        "StepScores": "miniort.generation.scores",
+        "TokenScore": "miniort.generation.scores",
+        "score": "miniort.generation.scores",
+        "tokens_left": "miniort.generation.generator",
+        "Check": "miniort.generation.verification",
+        "LayerReport": "miniort.generation.verification",
+        "LayoutChoice": "miniort.generation.verification",
+        "LayoutVerification": "miniort.generation.verification",
+        "Verifier": "miniort.generation.verification",
+        "usable_layouts": "miniort.generation.verification",
+        "Measurement": "miniort.generation.measurement",
+        "Meter": "miniort.generation.measurement",
     },
 )
 
 __all__ = [
+    "Block",
+    "BlockedView",
     "CacheLayoutInfo",
     "CacheSpec",
+    "Check",
+    "Continuation",
     "Decoder",
     "DecoderBinding",
     "DecoderSource",
@@ -62,18 +106,39 @@ __all__ = [
     "GraphBinding",
     "KVCache",
     "LayerNames",
+    "LayerReport",
+    "LayoutChoice",
+    "LayoutVerification",
     "LogitsProcessor",
     "LogitsProcessorInfo",
+    "Measurement",
+    "Meter",
     "ModelFormat",
     "Sampler",
     "SamplerInfo",
+    "Search",
+    "SearchRun",
+    "StepScores",
+    "StopStrings",
     "Stopwatch",
     "StreamingDetokenizer",
+    "TokenHistory",
+    "TokenScore",
     "Tokenizer",
+    "Verifier",
     "bind_decoder",
+    "draft_from_context",
     "find_source",
+    "fingerprint",
     "generate",
+    "generate_with_lookup",
+    "load_cache",
     "open_decoder",
     "pad_left",
     "peak_memory",
+    "save_cache",
+    "score",
+    "search",
+    "tokens_left",
+    "usable_layouts",
 ]

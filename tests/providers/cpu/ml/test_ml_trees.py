@@ -67,7 +67,7 @@ class Trees:
                 node = nodes[tree, 0]
                 while node[4] != "LEAF":
                     value = row[node[2]]
-                    taken = COMPARE[MODES.index(node[4])](value, np.float32(node[3])) or (bool(node[7]) and np.isnan(value))
+                    taken = bool(node[7]) if np.isnan(value) else COMPARE[MODES.index(node[4])](value, np.float32(node[3]))
                     node = nodes[tree, node[5] if taken else node[6]]
                 for leaf in self.leaves:
                     if leaf[:2] == node[:2]:

@@ -1,0 +1,84 @@
+"""Option values that several commands take, parsed: providers, bindings, and a plugin's name with options of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+def parse_providers(ctx: click.Context, param: click.Parameter, value: str) -> str | list[str]:
+    """`auto` stays; `"cuda,cpu"` -> `["cuda", "cpu"]`."""
+    if value == "auto":
+        return value
+    names = [name.strip() for name in value.split(",")]
+    if not all(names):
+        raise click.BadParameter(f"{value!r} has a name that is empty; give auto, or names such as cuda,cpu", ctx, param)
+    return names
+
+
+def check_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+    """A file that will be written, whose folder is there: known before a long run, and not at its end."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {path.absolute().parent}", ctx, param)
+    return path
+
+
+def parse_bindings(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """`("tokens=ids",)` -> `{"tokens": "ids"}`."""
+    bindings: dict[str, str] = {}
+    for value in values:
+        role, _, name = value.partition("=")
+        if not (role and name):
+            raise click.BadParameter(f"{value!r} is not of the form ROLE=NAME, such as tokens=input_ids", ctx, param)
+        if role in bindings:
+            raise click.BadParameter(f"the role {role} is given twice", ctx, param)
+        bindings[role] = name
+    return bindings
+
+
+@dataclass(frozen=True)
+class Named:
+    """Something that a plugin offers, by name, and the options that it's made with."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+NAMED = "NAME[:KEY=VALUE,…]"
+"""How `parse_named` wants it."""
+
+
+def parse_named(ctx: click.Context, param: click.Parameter, value: str | None) -> Named | None:
+    """`"window:window=64"` -> `Named("window", {"window": 64})`. A value is what it is as JSON (a number, true, a list), else text."""
+    if value is None:
+        return None
+    name, colon, rest = value.partition(":")
+    if not name:
+        raise click.BadParameter(f"{value!r} has no name in front of its options", ctx, param)
+    options: dict[str, Any] = {}
+    # A comma ends a value only where another key follows, so a value may be a list.
+    for part in re.split(r",(?=\s*\w+=)", rest) if colon else ():
+        key, _, text = part.strip().partition("=")
+        if not (key and text):
+            raise click.BadParameter(f"{value!r} is not of the form NAME:key=value,key=value; what is wrong is {part!r}", ctx, param)
+        if key in options:
+            raise click.BadParameter(f"{value!r} gives {key} twice", ctx, param)
+        options[key] = _as_json(text)
+    return Named(name, options)
+
+
+def parse_all_named(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[Named, ...]:
+    """Each of the values as `parse_named` reads it."""
+    return tuple(named for named in (parse_named(ctx, param, value) for value in values) if named is not None)
+
+
+def _as_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

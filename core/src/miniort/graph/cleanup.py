@@ -13,15 +13,20 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from miniort.graph.folding import NON_DETERMINISTIC, attribute_key
 from miniort.graph.passes import GraphPass, Level, PassContext
+from miniort.model.constants import constant_array, is_constant
 from miniort.model.loading import all_nodes, attribute_graphs
 from miniort.model.schemas import node_opset
+from miniort.model.weights import WeightStore, content_key
+
+_SMALL = 1 << 16
+"""Elements of a constant that is compared by what it holds."""
 
 
 def clean_up(model: ir.Model, context: PassContext) -> None:
     """Remove identities, compute equal things once, and drop nodes and initializers that nothing reads."""
     for graph in list(model.graphs()):
         for node in list(graph):
-            if node.domain == "" and node.op_type == "Identity" and _replace_outputs(graph, node, node.inputs):
+            if node.domain == "" and node.op_type == "Identity" and replace_outputs(graph, node, node.inputs):
                 context.changed(node, "identity removed")
         _merge_equal_nodes(graph, context)
     before = sum(1 for graph in model.graphs() for _ in graph)
@@ -53,16 +58,24 @@ def _merge_equal_nodes(graph: ir.Graph, context: PassContext) -> None:
         key = (
             node.op_identifier(),
             node_opset(node, context.opsets),
-            tuple(id(value) for value in node.inputs),
+            tuple(_input_key(value, context.weights) for value in node.inputs),
             tuple((name, attribute_key(attribute)) for name, attribute in sorted(node.attributes.items())),
             tuple(bool(value.name) for value in node.outputs),
         )
         first = known.setdefault(key, node)
-        if first is not node and _replace_outputs(graph, node, first.outputs):
+        if first is not node and replace_outputs(graph, node, first.outputs):
             context.changed(node, f"equal to {first.name}")
 
 
-def _replace_outputs(graph: ir.Graph, node: ir.Node, replacements: Sequence[ir.Value | None]) -> bool:
+def _input_key(value: ir.Value | None, weights: WeightStore) -> object:
+    """What tells an input from another one: what it is, or for a small constant what it holds, as exporters write many equal ones."""
+    if is_constant(value) and value is not None and value.const_value is not None and value.const_value.size <= _SMALL:
+        array = constant_array(value, weights)
+        return None if array is None else content_key(array)
+    return id(value)
+
+
+def replace_outputs(graph: ir.Graph, node: ir.Node, replacements: Sequence[ir.Value | None]) -> bool:
     """Let everybody read `replacements` in place of the node's outputs, and remove the node. False, and nothing done, if that can't be.
 
     A graph output keeps its name: the value that takes its place is renamed, which it can be only if it is computed in this graph and
@@ -87,3 +100,5 @@ def _replace_outputs(graph: ir.Graph, node: ir.Node, replacements: Sequence[ir.V
 
 
 CLEAN_UP = GraphPass("clean-up", Level.BASIC, clean_up)
+CLEAN_UP_AGAIN = GraphPass("clean-up", Level.EXTENDED, clean_up)
+"""Behind passes that replace many nodes by one."""

@@ -28,7 +28,7 @@ def lift_constants(model: ir.Model, context: PassContext) -> None:
     for graph in list(model.graphs()):
         for node in list(graph):
             if node.op_type == "Constant" and node.domain == "" and (value := _constant_value(node)) is not None:
-                _replace(graph, node, [value])
+                replace_by_constants(graph, node, [value])
                 context.changed(node, "made an initializer")
 
 
@@ -58,7 +58,7 @@ def _fold_graph(graph: ir.Graph, context: PassContext) -> None:
             _fold_graph(body, context)
         results = None if bodies else _fold_node(node, context)
         if results is not None:
-            _replace(graph, node, results)
+            replace_by_constants(graph, node, results)
 
 
 def _fold_node(node: ir.Node, context: PassContext) -> Sequence[Array] | None:
@@ -122,7 +122,7 @@ def attribute_key(attribute: ir.Attr) -> object:
     return content_key(value) if isinstance(value, np.ndarray) else value
 
 
-def _replace(graph: ir.Graph, node: ir.Node, results: Sequence[Array]) -> None:
+def replace_by_constants(graph: ir.Graph, node: ir.Node, results: Sequence[Array]) -> None:
     """Make the node's outputs initializers of its graph. A graph output must come from a node, so an `Identity` gives it."""
     for value, array in zip(node.outputs, results, strict=False):
         if not value.name:
@@ -145,3 +145,5 @@ def _replace(graph: ir.Graph, node: ir.Node, results: Sequence[Array]) -> None:
 
 LIFT_CONSTANTS = GraphPass("lift-constants", Level.REQUIRED, lift_constants)
 FOLD_CONSTANTS = GraphPass("fold-constants", Level.BASIC, fold_constants)
+FOLD_CONSTANTS_AGAIN = GraphPass("fold-constants", Level.EXTENDED, fold_constants)
+"""Behind what makes constants of shapes."""

@@ -20,6 +20,8 @@ def infer_types(model: ir.Model) -> None:
 
     Nodes that keep another opset than the model's are hidden, as onnx would read them as ops of the model's opset; and the ops
     on maps, of which onnx-ir knows no type: ZipMap gives one, and onnx crashes on the others where their input's type isn't known.
+    Numbers that are computed from shapes are followed only where every value has a name of its own: onnx keeps them by name, and would
+    take those of one branch of an `If` for those of the other.
     """
     hidden = [(node, node.domain) for node in all_nodes(model) if node.version is not None or node.op_identifier()[:2] in _MAP_OPS]
     imports = dict(model.opset_imports)
@@ -28,12 +30,17 @@ def infer_types(model: ir.Model) -> None:
             model.opset_imports[_UNKNOWN_DOMAIN] = 1
         for node, _ in hidden:
             node.domain = _UNKNOWN_DOMAIN
-        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=True)(model)
+        ShapeInferencePass(check_type=False, strict_mode=False, data_prop=_has_unique_names(model))(model)
     finally:
         for node, domain in hidden:
             node.domain = domain
         model.opset_imports.clear()
         model.opset_imports.update(imports)
+
+
+def _has_unique_names(model: ir.Model) -> bool:
+    names = [value.name for node in all_nodes(model) for value in node.outputs if value.name]
+    return len(set(names)) == len(names)
 
 
 def _run(model: ir.Model, context: PassContext) -> None:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from miniort.graph.cleanup import CLEAN_UP
+from miniort.graph.attention import RAISE_ATTENTION
+from miniort.graph.cleanup import CLEAN_UP, CLEAN_UP_AGAIN
 from miniort.graph.differentiation import DIFFERENTIATE
-from miniort.graph.folding import FOLD_CONSTANTS, LIFT_CONSTANTS
+from miniort.graph.folding import FOLD_CONSTANTS, FOLD_CONSTANTS_AGAIN, LIFT_CONSTANTS
 from miniort.graph.functions import INLINE_FUNCTIONS
+from miniort.graph.gelu import RAISE_GELU
 from miniort.graph.inference import INFER_TYPES
+from miniort.graph.layer_normalization import RAISE_LAYER_NORMALIZATION
+from miniort.graph.linear import RAISE_LINEAR
 from miniort.graph.passes import GraphPass
+from miniort.graph.rms_normalization import RAISE_RMS_NORMALIZATION
+from miniort.graph.rotary_embedding import RAISE_ROTARY_EMBEDDING
+from miniort.graph.shape_arithmetic import REMOVE_SHAPE_ARITHMETIC
+from miniort.graph.swish import RAISE_SWISH
 
 STANDARD_PASSES: tuple[GraphPass, ...] = (
     INFER_TYPES,
@@ -17,5 +25,17 @@ STANDARD_PASSES: tuple[GraphPass, ...] = (
     FOLD_CONSTANTS,
     CLEAN_UP,
     INFER_TYPES,
+    REMOVE_SHAPE_ARITHMETIC,
+    FOLD_CONSTANTS_AGAIN,
+    CLEAN_UP_AGAIN,
+    RAISE_LINEAR,
+    RAISE_LAYER_NORMALIZATION,
+    RAISE_RMS_NORMALIZATION,
+    RAISE_GELU,
+    RAISE_SWISH,
+    RAISE_ROTARY_EMBEDDING,
+    RAISE_ATTENTION,
+    REMOVE_SHAPE_ARITHMETIC,  # an Attention's shape is known where that of its long form depended on the mask's
+    CLEAN_UP_AGAIN,
 )
 """Plugins' passes run behind these; types are inferred again after them."""

@@ -136,6 +136,7 @@ class InferenceSession:
             raise KernelError(f"strict: {missing[0]}{more}")
         self._inputs = list(model.graph.inputs)
         self._input_checks = {value.name or "": _InputCheck.of(value) for value in self._inputs}
+        self._named_sizes = _shared_sizes(self._inputs) if level >= Level.EXTENDED else {}
         self._output_names = [value.name or "" for value in model.graph.outputs]
         self._compile(())
         if observers := self._plugin_observers():
@@ -184,7 +185,8 @@ class InferenceSession:
         """Run once: the outputs named (None: all), in that order, as NumPy arrays that belong to the caller.
 
         input_feed: a NumPy array for each input by name, of the input's element type. InputError if one is missing, unknown, or of another
-        type or shape. RunError, from the kernel's own exception, if a node fails.
+        type or shape, or if two disagree about a size that the model calls by one name. RunError, from the kernel's own exception, if a
+        node fails.
         """
         wanted = self._wanted(output_names)
         outputs = self.plan.run(self._feeds(input_feed))
@@ -216,7 +218,16 @@ class InferenceSession:
         for name in feed:
             if name not in self._input_checks:
                 raise InputError(f"the model has no input {name!r}; its inputs: {', '.join(self._input_checks) or 'none'}")
-        return [check.accept(name, feed.get(name)) for name, check in self._input_checks.items()]
+        values = [check.accept(name, feed.get(name)) for name, check in self._input_checks.items()]
+        for size, places in self._named_sizes.items():
+            found = {values[index].shape[axis] for index, axis in places if values[index] is not None}
+            if len(found) > 1:
+                names = ", ".join(f"axis {axis} of {self._inputs[index].name!r}" for index, axis in places)
+                raise InputError(
+                    f"inputs disagree about the size {size!r} ({names}): {sorted(found)}. If the names in the model are wrong, build the "
+                    "session with graph_optimization_level='basic', which doesn't rely on them"
+                )
+        return values
 
     def get_inputs(self) -> list[NodeArg]:
         """The inputs that have to be fed, in the model's order."""
@@ -272,6 +283,16 @@ def owned(value: Any, copy: bool) -> Any:
     if not isinstance(value, np.ndarray | np.generic):
         return value
     return np.array(value) if copy else np.asarray(value)
+
+
+def _shared_sizes(inputs: Sequence[ir.Value]) -> dict[str, list[tuple[int, int]]]:
+    """Symbolic sizes that several axes of the inputs share, each with its places (input, axis): EXTENDED passes take them as equal."""
+    places: dict[str, list[tuple[int, int]]] = {}
+    for index, value in enumerate(inputs):
+        for axis, size in enumerate(shape_of(value) or () if isinstance(value.type, ir.TensorType) else ()):
+            if isinstance(size, str):
+                places.setdefault(size, []).append((index, axis))
+    return {size: found for size, found in places.items() if len(found) > 1}
 
 
 def _rebuild(origin: _Origin) -> InferenceSession:

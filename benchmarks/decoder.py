@@ -109,6 +109,7 @@ def main() -> None:
         rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in peers}
         for number in range(arguments.rounds + 1):
             for name, measure in peers.items():
+                time.sleep(0.1)  # the peer's threads spin for a while after their last work
                 figures = measure()
                 if number:  # the first round warms up
                     rounds[name].append(figures)

@@ -56,6 +56,8 @@ def measured(model: RealModel, rounds: int, threads: int, with_reference: bool) 
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
+            time.sleep(0.05)  # the peer's threads spin for a while after their last work
+            run()  # and this one's have to wake up
             times[name].append(seconds(run))
     ours, theirs = (median(times[name]) * 1e3 for name in ("miniort", "onnxruntime"))
     line = f"{model.name:<22}{ours:>9.2f} ms{theirs:>11.2f} ms{ours / theirs:>8.2f}"

@@ -52,12 +52,39 @@ def aligns_corners_of_a_fraction(case: NodeCase) -> bool:
     return any(size * scale % 1 for size, scale in zip(sizes, scales.tolist(), strict=False))
 
 
+def starts_before_the_first_element(case: NodeCase) -> bool:
+    """Whether a Slice goes backwards from before the first element of an axis."""
+    if len(case.inputs) < 5 or case.inputs[4] is None:
+        return False
+    x, starts, _, axes, steps = case.inputs
+    places = range(len(starts)) if axes is None else axes.tolist()
+    return any(step < 0 and start < -x.shape[axis] for start, axis, step in zip(starts.tolist(), places, steps.tolist(), strict=True))
+
+
 def is_padded_to_same_size(case: NodeCase) -> bool:
     """Whether the padding follows from the sizes."""
     return str(case.attributes.get("auto_pad", "")).startswith("SAME")
 
 
 DISAGREEMENTS: list[Disagreement] = [
+    Disagreement(
+        "Sign",
+        "onnxruntime",
+        "says that a float16 NaN is 0, where NaN is neither above, below nor equal to 0, and stays NaN in its other types",
+        lambda case, operator: case.inputs[0].dtype == np.float16 and bool(np.isnan(case.inputs[0]).any()),
+    ),
+    Disagreement(
+        "Slice",
+        "reference",
+        "gives nothing for a backward slice that starts before the first element; by the text such a start is clamped to 0",
+        lambda case, operator: starts_before_the_first_element(case),
+    ),
+    Disagreement(
+        "Unique",
+        "reference",
+        "takes slices along axis 0 where they aren't to be sorted, whatever the axis is",
+        lambda case, operator: case.attributes.get("sorted", 1) == 0 and case.attributes.get("axis", 0) != 0,
+    ),
     *(
         Disagreement(
             "Attention",
@@ -214,9 +241,11 @@ DISAGREEMENTS: list[Disagreement] = [
         Disagreement(
             op,
             "reference",
-            "puts half of what ceil_mode adds before the input, finds SAME padding without dilation, and less than none for long strides",
+            "puts half of what ceil_mode adds before the input, finds SAME and VALID undilated, pads less than none for long strides",
             lambda case, operator: (
-                bool(case.attributes.get("ceil_mode")) or (is_padded_to_same_size(case) and (is_dilated(case) or skips_elements(case)))
+                bool(case.attributes.get("ceil_mode"))
+                or (is_padded_to_same_size(case) and skips_elements(case))
+                or (case.attributes.get("auto_pad", "NOTSET") != "NOTSET" and is_dilated(case))
             ),
         )
         for op in ("AveragePool", "LpPool", "MaxPool")

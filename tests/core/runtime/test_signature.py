@@ -96,3 +96,12 @@ def test_inputs_that_disagree_about_a_named_size() -> None:
         InferenceSession(model).run(None, feeds)
     [z] = InferenceSession(model, SessionOptions("basic")).run(None, feeds)
     assert z.shape == (3,)
+
+
+def test_question_marks_are_no_name() -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["?", "?"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["?", "?"])
+    model = helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y]), ir_version=10)
+    session = InferenceSession(model)
+    assert session.get_inputs()[0].shape == [None, None]
+    assert session.run(None, {"x": np.zeros((2, 3), np.float32)})[0].shape == (2, 3)

@@ -53,6 +53,7 @@ def load_model(model: ModelLike, base_dir: str | os.PathLike[str] | None = None,
     _map_external_data(loaded, name, folder, WeightStore() if weights is None else weights)
     _name_default_domain(loaded)
     _name_nodes(loaded)
+    _forget_question_marks(loaded)
     _sort(loaded, name)
     check_graph(loaded, name)
     return loaded
@@ -148,6 +149,14 @@ def _name_nodes(model: ir.Model) -> None:
             counts[node.op_type] += 1
             if name not in taken:
                 node.name = name
+
+
+def _forget_question_marks(model: ir.Model) -> None:
+    """Take a size that is called "?" for one without a name: some exporters call all unknown sizes so, and equal names mean equal sizes."""
+    for graph in model.graphs():
+        for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
+            if value.shape is not None and any(getattr(size, "value", size) == "?" for size in value.shape):
+                value.shape = ir.Shape([None if getattr(size, "value", size) == "?" else size for size in value.shape])
 
 
 def _sort(model: ir.Model, name: str) -> None:

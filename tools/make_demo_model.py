@@ -153,9 +153,7 @@ class GPT2(nn.Module):
         self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         for name, parameter in self.named_parameters():
             if name.endswith("c_proj.weight"):
-                nn.init.normal_(
-                    parameter, std=0.02 / math.sqrt(2 * config.n_layer)
-                )  # 2 * n_layer of them add up
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * config.n_layer))  # 2 * n_layer of them add up
             elif parameter.ndim == 2:
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias"):
@@ -176,10 +174,7 @@ class GPT2(nn.Module):
 def hugging_face_weights(model: GPT2) -> dict[str, np.ndarray[Any, np.dtype[Any]]]:
     """The weights in Hugging Face's layout: a projection is stored [in, out]; torch itself has [out, in]."""
     projection = re.compile(r"c_\w+\.weight$")
-    return {
-        name: (tensor.T if projection.search(name) else tensor).numpy()
-        for name, tensor in model.state_dict().items()
-    }
+    return {name: (tensor.T if projection.search(name) else tensor).numpy() for name, tensor in model.state_dict().items()}
 
 
 # --------------------------------------------------------------------------------------------------- training
@@ -296,9 +291,7 @@ def train(
 
 
 @torch.no_grad()
-def continuation(
-    model: GPT2, tokenizer: Tokenizer, prompt: str, count: int, generator: torch.Generator | None
-) -> str:
+def continuation(model: GPT2, tokenizer: Tokenizer, prompt: str, count: int, generator: torch.Generator | None) -> str:
     """A prompt and up to `count` more tokens: the likeliest, or, with a generator, drawn as the card says."""
     ids = torch.tensor([tokenizer.encode(prompt).ids])
     for _ in range(count):
@@ -352,9 +345,8 @@ def export(
 
     gpt2.build(config, hugging_face_weights(model), folder, weight_dtype="float16")
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    (folder / "config.json").write_text(
-        json.dumps(hugging_face_config(config, figures), indent=2) + "\n", "utf-8"
-    )
+    (folder / "config.json").write_text(json.dumps(hugging_face_config(config, figures), indent=2) + "\n", "utf-8")
+    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": REPETITION_PENALTY}, indent=2) + "\n", "utf-8")
     (folder / "README.md").write_text(model_card(model, tokenizer, recipe, figures), "utf-8")
     print(json.dumps(figures, indent=2))
 
@@ -381,6 +373,7 @@ def hugging_face_config(config: GPT2Config, figures: dict[str, Any]) -> dict[str
     }
 
 
+REPETITION_PENALTY = 1.25  # a small model that always takes the likeliest token soon repeats itself
 PROMPTS = ("In the beginning", "And it came to pass", "The LORD said unto Moses")
 
 CARD = """\
@@ -400,6 +393,7 @@ Made by `tools/make_demo_model.py`, which also wrote this page.
 | `weights.bin` | the weights of both, in float16; the graphs cast them to float32 and compute in float32 |
 | `tokenizer.json` | byte-level BPE of {vocab_size} tokens |
 | `config.json` | sizes, named as in Hugging Face's GPT-2, and the figures below under `training` |
+| `generation_config.json` | the repetition penalty that is used where nothing else is asked for |
 
 ## Data
 
@@ -493,24 +487,18 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--text", type=Path, help="a text file, one chapter a line (default: what `bible` prints)"
-    )
+    parser.add_argument("--text", type=Path, help="a text file, one chapter a line (default: what `bible` prints)")
     parser.add_argument(
         "--work",
         type=Path,
         default=ROOT / "build" / "demo_model",
         help="for the checkpoint, and where a run goes on",
     )
-    parser.add_argument(
-        "--output", type=Path, default=DEMO, help="for the model (default: inside miniort-models)"
-    )
+    parser.add_argument("--output", type=Path, default=DEMO, help="for the model (default: inside miniort-models)")
     parser.add_argument("--steps", type=int, default=Recipe.steps, help="in all, also when a run goes on")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1611)
-    parser.add_argument(
-        "--export-only", action="store_true", help="train nothing, export the checkpoint in --work"
-    )
+    parser.add_argument("--export-only", action="store_true", help="train nothing, export the checkpoint in --work")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -528,9 +516,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / "checkpoint.pt"
     if not options.export_only:
-        train(
-            model, encode(tokenizer, training), encode(tokenizer, held_out), recipe, options.seed, checkpoint
-        )
+        train(model, encode(tokenizer, training), encode(tokenizer, held_out), recipe, options.seed, checkpoint)
     export(model, tokenizer, training, held_out, recipe, torch.load(checkpoint), options.output)
 
 

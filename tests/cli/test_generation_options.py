@@ -38,6 +38,17 @@ def test_the_beginning_of_a_stop_string_at_the_end_is_text(generate_json: Genera
     assert (found["text"], found["finish_reason"]) == (free, "length")
 
 
+def test_what_the_models_makers_want_holds_until_something_else_is_asked_for(generate_json: GenerateJson) -> None:
+    free = generate_json(PROMPT, "--max-new-tokens", "40")
+    assert free["sampler"] == "greedy"
+    assert free["processors"] == {"repetition_penalty": {"penalty": 1.25}}
+    assert free["tokens"] == generate_json(PROMPT, "--max-new-tokens", "40", "--repetition-penalty", "1.25")["tokens"]
+    plain = generate_json(PROMPT, "--max-new-tokens", "40", "--sampler", "greedy")
+    assert plain["processors"] == {}
+    assert plain["tokens"] != free["tokens"]
+    assert generate_json(PROMPT, "--max-new-tokens", "4", "--temperature", "1")["processors"] == {"temperature": {"temperature": 1.0}}
+
+
 def test_stop_token_ends_the_text(generate_json: GenerateJson) -> None:
     free = generate_json(PROMPT, "--max-new-tokens", "12")["tokens"]
     found = generate_json(PROMPT, "--max-new-tokens", "12", "--stop-token", str(free[5]))

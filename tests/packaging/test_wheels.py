@@ -59,7 +59,7 @@ def test_a_fresh_environment_generates(wheels: Path, tmp_path: Path) -> None:
     scripts = tmp_path / "venv" / ("Scripts" if os.name == "nt" else "bin")
     run(scripts / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--find-links", wheels, "miniort")
     result = json.loads(run(scripts / "miniort", "generate", "In the beginning", "--max-new-tokens", "20", "--json", cwd=tmp_path))
-    assert len(result["token_ids"]) == 20
+    assert len(result["tokens"]) == 20
     assert result["text"].strip()
     freeze = run(scripts / "python", "-m", "pip", "freeze")
     assert "onnxruntime" not in freeze

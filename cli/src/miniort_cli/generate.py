@@ -230,7 +230,7 @@ def _setup(prompts: list[str], candidates: int, chosen: dict[str, Any], wants_sc
         raise click.UsageError("a --stop text must not be empty")
     return Setup(
         prompts=prompts,
-        sampler=sampler or Named("categorical" if draws else "greedy"),
+        sampler=sampler or (Named("categorical") if draws else None),
         processors=processors,
         cache=None if no_cache else cache or Named(DEFAULT_CACHE),
         candidates=candidates if candidates or wants_scores else None,

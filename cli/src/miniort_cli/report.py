@@ -91,9 +91,9 @@ def to_json(run: Run, top_k: int | None, logprobs: int | None) -> dict[str, Any]
     return {
         "model": run.decoder.source.name,
         **(texts[0] if single and texts else {"continuations": texts}),
-        "sampler": setup.sampler.name,
-        "sampler_options": setup.sampler.options,
-        "processors": {processor.name: processor.options for processor in setup.processors},
+        "sampler": run.sampler.name,
+        "sampler_options": run.sampler.options,
+        "processors": {processor.name: processor.options for processor in run.processors},
         "seed": run.generator.seed,
         "cache": None if setup.cache is None else setup.cache.name,
         "cache_options": {} if setup.cache is None else setup.cache.options,

@@ -44,6 +44,8 @@ T = TypeVar("T")
 class Setup:
     """What is to be run and how. `cache` None recomputes the whole history in every step.
 
+    `sampler` None is greedy, with the processors that the model's makers want if none are given here.
+
     continuations: how many of each prompt. candidates: how many of the likeliest tokens each step is scored for, None for no scores.
     prompt_lookup: the longest draft out of the context, None for none.
     """
@@ -51,7 +53,7 @@ class Setup:
     model: str
     prompts: Sequence[str]
     tokenizer: str | None
-    sampler: Named
+    sampler: Named | None
     processors: Sequence[Named]
     cache: Named | None
     providers: str | Sequence[str]
@@ -73,6 +75,7 @@ class Run:
     """A decoder that goes on from its prompts. It's opened here and run by `steps`; `rows` are there once that has begun.
 
     `started`: when loading began, by `time.perf_counter`. `reused`: tokens that a loaded cache spared.
+    `sampler` and `processors` are those in use.
     Every kind of MiniortError may be raised, before the first step or, where only a run can tell, in it.
     """
 
@@ -82,7 +85,8 @@ class Run:
         self.reused = 0
         plugins = create_plugin_manager()
         # A misspelt name is an error at once, not after a large model was loaded.
-        find_named(plugins, "miniort_samplers", SamplerInfo, setup.sampler.name, "sampler")
+        self.sampler = setup.sampler or Named("greedy")
+        find_named(plugins, "miniort_samplers", SamplerInfo, self.sampler.name, "sampler")
         for processor in setup.processors:
             find_named(plugins, "miniort_logits_processors", LogitsProcessorInfo, processor.name, "logits processor")
         if setup.cache is not None:
@@ -92,6 +96,9 @@ class Run:
             source = replace(self.decoder.source, tokenizer=lambda: open_tokenizer(Path(setup.tokenizer or "")))
             self.decoder.source = source  # for the processors that want the model's tokenizer, too
         self.tokenizer = self.decoder.open_tokenizer()
+        self.processors = list(setup.processors)
+        if setup.sampler is None and not self.processors:
+            self.processors = [Named(name, dict(options)) for name, options in self.decoder.source.processors.items()]
         self.generator = self._new_generator()
         self.prompt_tokens = [_encode(prompt, self.tokenizer, self.decoder.source.end_tokens) for prompt in setup.prompts]
         if setup.load_cache is not None:
@@ -111,7 +118,7 @@ class Run:
             None
             if cache is None
             else _made("cache layout", cache, lambda: decoder.new_cache(cache.name, len(setup.prompts), **cache.options)),
-            _made("sampler", setup.sampler, lambda: decoder.new_sampler(setup.sampler.name, **setup.sampler.options)),
+            _made("sampler", self.sampler, lambda: decoder.new_sampler(self.sampler.name, **self.sampler.options)),
             self._new_processors(),
             end_tokens=decoder.source.end_tokens | set(setup.stop_tokens),
             seed=setup.seed,
@@ -123,7 +130,7 @@ class Run:
         decoder = self.decoder
         order = list(collect_mapping(decoder.plugins, "miniort_logits_processors", LogitsProcessorInfo))
         made = []
-        for each in sorted(self.setup.processors, key=lambda each: order.index(each.name)):
+        for each in sorted(self.processors, key=lambda each: order.index(each.name)):
             made += _made("logits processor", each, lambda each=each: decoder.new_processors({each.name: each.options}))  # type: ignore[misc]
         return made
 

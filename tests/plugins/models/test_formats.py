@@ -249,3 +249,15 @@ def test_listing_the_formats_does_not_import_tokenizers() -> None:
         "assert not {'tokenizers', 'onnx', 'onnx_ir'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(("said", "wanted"), [(1.3, {"repetition_penalty": {"penalty": 1.3}}), (1.0, {}), (None, {})])
+def test_the_repetition_penalty_that_the_makers_want(tmp_path: Path, said: float | None, wanted: dict[str, object]) -> None:
+    fill(tmp_path, "model.onnx", generation_config={"repetition_penalty": said})
+    assert open_folder(tmp_path).processors == wanted
+
+
+def test_a_repetition_penalty_that_cannot_be(tmp_path: Path) -> None:
+    fill(tmp_path, "model.onnx", generation_config={"repetition_penalty": "much"})
+    with pytest.raises(ModelError, match=r"generation_config.json: repetition_penalty must be a number above 0, found 'much'"):
+        open_folder(tmp_path)

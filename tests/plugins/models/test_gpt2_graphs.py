@@ -373,6 +373,7 @@ def test_the_demo_is_complete_and_small() -> None:
         "README.md",
         "config.json",
         "decode.onnx",
+        "generation_config.json",
         "prefill.onnx",
         "tokenizer.json",
         "weights.bin",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
@@ -33,6 +33,7 @@ class DecoderSource:
     tokenizer: opens the tokenizer, None where there is none beside the graphs.
     context_length: the most tokens that the model can see, None where nothing says so.
     end_tokens: ids that end a text.
+    processors: logits processors with their options that the model's makers want where the user asks for no sampler and no processors.
     """
 
     name: str
@@ -40,6 +41,7 @@ class DecoderSource:
     tokenizer: Callable[[], Tokenizer] | None = None
     context_length: int | None = None
     end_tokens: frozenset[int] = frozenset()
+    processors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,13 +25,16 @@ _END_TOKEN_KEYS = (
     ("genai_config.json", ("model", "eos_token_id")),
 )
 
+_REPETITION_PENALTY_KEYS = (("generation_config.json", ("repetition_penalty",)),)
+
 
 @dataclass(frozen=True)
 class Configuration:
-    """The most tokens that a model can see, None where nothing says so, and the ids that end a text."""
+    """The most tokens that a model can see, None where nothing says so, the ids that end a text, and logits processors that are wanted."""
 
     context_length: int | None
     end_tokens: frozenset[int]
+    processors: Mapping[str, Mapping[str, Any]]
 
 
 def read_configuration(folders: Sequence[Path]) -> Configuration:
@@ -40,9 +43,11 @@ def read_configuration(folders: Sequence[Path]) -> Configuration:
     ModelError that names the file if one is damaged, or says something that can't be.
     """
     files = {name: _read_first(folders, name) for name in ("config.json", "generation_config.json", "genai_config.json")}
+    penalty = next(_said(files, _REPETITION_PENALTY_KEYS, _as_penalty), 1.0)
     return Configuration(
         context_length=next(_said(files, _CONTEXT_LENGTH_KEYS, _as_length), None),
         end_tokens=next(_said(files, _END_TOKEN_KEYS, _as_ids), frozenset()),
+        processors={} if penalty == 1 else {"repetition_penalty": {"penalty": penalty}},
     )
 
 
@@ -80,6 +85,12 @@ def _as_length(path: Path, key: str, value: Any) -> int:
     if type(value) is not int or value < 1:
         raise ModelError(f"{path}: {key} must be a number of tokens, found {value!r}")
     return value
+
+
+def _as_penalty(path: Path, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ModelError(f"{path}: {key} must be a number above 0, found {value!r}")
+    return float(value)
 
 
 def _as_ids(path: Path, key: str, value: Any) -> frozenset[int]:

@@ -60,6 +60,7 @@ def _describe(name: str, graphs: tuple[Path, ...]) -> DecoderSource:
         tokenizer=partial(open_tokenizer, tokenizers[0]) if tokenizers else None,
         context_length=configuration.context_length,
         end_tokens=configuration.end_tokens,
+        processors=configuration.processors,
     )
 
 

@@ -67,9 +67,7 @@ class GPT2Config:
         for name, values in computed.items():
             if config.get(name, values[0]) not in values:
                 wanted = " or ".join(map(repr, values))
-                raise ModelError(
-                    f"config.json has {name}={config[name]!r}; the GPT-2 graphs compute {wanted}"
-                )
+                raise ModelError(f"config.json has {name}={config[name]!r}; the GPT-2 graphs compute {wanted}")
         return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config})
 
     @property
@@ -128,9 +126,7 @@ def build(
 # --------------------------------------------------------------------------------------------- the two graphs
 
 
-def prefill(
-    config: GPT2Config, stored: Mapping[str, TensorProto], opset: int, all_logits: bool
-) -> onnx.ModelProto:
+def prefill(config: GPT2Config, stored: Mapping[str, TensorProto], opset: int, all_logits: bool) -> onnx.ModelProto:
     """Reads a prompt: ids [B, S] -> logits [B, 1, V], and each layer's keys and values [B, H, S, D]."""
     graph = _Graph(stored)
     graph.input("input_ids", np.int64, ["batch", "sequence"])
@@ -204,9 +200,7 @@ def attention_mask(graph: _Graph, past: str | None) -> str:
     return graph.add("And", causal, real, to="mask")
 
 
-def block(
-    graph: _Graph, config: GPT2Config, layer: int, x: str, mask: str, past: tuple[str, str] | None
-) -> str:
+def block(graph: _Graph, config: GPT2Config, layer: int, x: str, mask: str, past: tuple[str, str] | None) -> str:
     """One layer: [B, S, E] -> [B, S, E]"""
     name = f"h.{layer}"
     attended = attention(graph, config, layer, norm(graph, config, f"{name}.ln_1", x), mask, past)
@@ -215,9 +209,7 @@ def block(
     return graph.add("Add", x, thought, to=f"{name}.mlp.residual")
 
 
-def attention(
-    graph: _Graph, config: GPT2Config, layer: int, x: str, mask: str, past: tuple[str, str] | None
-) -> str:
+def attention(graph: _Graph, config: GPT2Config, layer: int, x: str, mask: str, past: tuple[str, str] | None) -> str:
     """Each head mixes the values of the tokens that it sees: [B, S, E] -> [B, S, E]
 
     The keys and values of all T tokens, those of the past before the new ones, are the layer's present.
@@ -360,9 +352,7 @@ def _select(config: GPT2Config, weights: Weights) -> dict[str, NDArray[Any]]:
         chosen[name] = given[name]
     untied = given.get("lm_head.weight")
     if untied is not None and not np.array_equal(untied, chosen["wte.weight"]):
-        raise ModelError(
-            "'lm_head.weight' differs from 'wte.weight'; the head of the GPT-2 graphs is the embedding again"
-        )
+        raise ModelError("'lm_head.weight' differs from 'wte.weight'; the head of the GPT-2 graphs is the embedding again")
     return chosen
 
 

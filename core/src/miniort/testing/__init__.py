@@ -6,8 +6,9 @@ libraries.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from miniort.lazy import lazy_exports
 
 try:
     import hypothesis as _hypothesis  # noqa: F401
@@ -19,21 +20,14 @@ if TYPE_CHECKING:
     from miniort.testing.operators.conformance import ProviderConformance
     from miniort.testing.sampling import LogitsProcessorConformance, SamplerConformance
 
-_EXPORTS = {
-    "LogitsProcessorConformance": "miniort.testing.sampling",
-    "ProviderConformance": "miniort.testing.operators.conformance",
-    "SamplerConformance": "miniort.testing.sampling",
-    "cache_layout_machine": "miniort.testing.cache_layouts",
-}
+__getattr__, __dir__ = lazy_exports(
+    __name__,
+    {
+        "LogitsProcessorConformance": "miniort.testing.sampling",
+        "ProviderConformance": "miniort.testing.operators.conformance",
+        "SamplerConformance": "miniort.testing.sampling",
+        "cache_layout_machine": "miniort.testing.cache_layouts",
+    },
+)
 
 __all__ = ["LogitsProcessorConformance", "ProviderConformance", "SamplerConformance", "cache_layout_machine"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'miniort.testing' has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

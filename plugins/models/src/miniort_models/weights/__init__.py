@@ -1,0 +1,1 @@
+"""Weights of decoders, whatever file they lie in."""

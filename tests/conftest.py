@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,3 +27,41 @@ def data() -> Path:
 def plugins() -> PluginManager:
     """Every installed plugin. Tests that change a manager make their own."""
     return create_plugin_manager()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A running `HubServer`, as the hub of this process and of those that it starts; caches and logins are in a temporary folder."""
+    from huggingface_hub import close_session, constants
+
+    path = Path(__file__).parent / "plugins" / "models" / "hub_server.py"
+    spec = importlib.util.spec_from_file_location("miniort_test_hub_server", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+
+    for name in [*os.environ]:
+        if name.startswith(("HF_", "HUGGINGFACE_", "HUGGING_FACE_", "MINIORT_")) or name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    home = tmp_path / "hf-home"
+    with module.HubServer().running() as server:
+        for name, value in {
+            "HF_ENDPOINT": server.endpoint,
+            "HF_HOME": str(home),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "MINIORT_CACHE_DIR": str(tmp_path / "miniort-cache"),
+        }.items():
+            monkeypatch.setenv(name, value)
+        # What huggingface_hub took from the environment when it was imported.
+        monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.endpoint + "/{repo_id}/resolve/{revision}/{filename}")
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(home / "token"))
+        monkeypatch.setattr(constants, "HF_STORED_TOKENS_PATH", str(home / "stored_tokens"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        yield server
+        close_session()
+    del sys.modules[spec.name]

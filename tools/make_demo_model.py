@@ -32,8 +32,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from miniort_models.graphs import gpt2
+from miniort_models.conversion import convert
 from miniort_models.graphs.gpt2 import GPT2Config
+from miniort_models.weights.arrays import WeightArrays
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "plugins" / "models" / "src" / "miniort_models" / "demo"
@@ -97,16 +98,7 @@ def encode(tokenizer: Tokenizer, chapters: list[str]) -> list[list[int]]:
 
 def demo_config(tokenizer: Tokenizer) -> GPT2Config:
     """The size of the demo: small enough to ship, big enough to read well."""
-    (end_of_text,) = tokenizer.encode(END_OF_TEXT).ids
-    return GPT2Config(
-        vocab_size=tokenizer.get_vocab_size(),
-        n_positions=256,
-        n_embd=192,
-        n_layer=5,
-        n_head=6,
-        bos_token_id=end_of_text,
-        eos_token_id=end_of_text,
-    )
+    return GPT2Config(vocab_size=tokenizer.get_vocab_size(), n_positions=256, n_embd=192, n_layer=5, n_head=6)
 
 
 class Block(nn.Module):
@@ -301,7 +293,7 @@ def continuation(model: GPT2, tokenizer: Tokenizer, prompt: str, count: int, gen
         else:
             best, candidates = (logits / 0.8).topk(40)
             token = candidates[torch.multinomial(best.softmax(-1), 1, generator=generator)[0]]
-        if token == model.config.eos_token_id:
+        if token == tokenizer.token_to_id(END_OF_TEXT):
             break
         ids = torch.cat([ids, token.view(1, 1)], dim=1)
     return str(tokenizer.decode(ids[0].tolist()))
@@ -343,15 +335,19 @@ def export(
             f"{name}_bits_per_byte": round(loss / math.log(2) * token_count / byte_count, 4),
         }
 
-    gpt2.build(config, hugging_face_weights(model), folder, weight_dtype="float16")
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
-    (folder / "config.json").write_text(json.dumps(hugging_face_config(config, figures), indent=2) + "\n", "utf-8")
-    (folder / "generation_config.json").write_text(json.dumps({"repetition_penalty": REPETITION_PENALTY}, indent=2) + "\n", "utf-8")
-    (folder / "README.md").write_text(model_card(model, tokenizer, recipe, figures), "utf-8")
+    source = WeightArrays(
+        "the demo model", hugging_face_config(config, tokenizer.token_to_id(END_OF_TEXT), figures), hugging_face_weights(model)
+    )
+    files = {
+        "tokenizer.json": tokenizer.to_str(),
+        "generation_config.json": json.dumps({"repetition_penalty": REPETITION_PENALTY}, indent=2) + "\n",
+        "README.md": model_card(model, tokenizer, recipe, figures),
+    }
+    convert(source, folder, dtype="f16", files={name: text.encode() for name, text in files.items()}, replace=True)
     print(json.dumps(figures, indent=2))
 
 
-def hugging_face_config(config: GPT2Config, figures: dict[str, Any]) -> dict[str, Any]:
+def hugging_face_config(config: GPT2Config, end_of_text: int, figures: dict[str, Any]) -> dict[str, Any]:
     """What goes into `config.json`; `training` is an entry of our own."""
     return {
         "model_type": "gpt2",
@@ -367,8 +363,8 @@ def hugging_face_config(config: GPT2Config, figures: dict[str, Any]) -> dict[str
         "layer_norm_epsilon": config.layer_norm_epsilon,
         "scale_attn_weights": True,
         "tie_word_embeddings": True,
-        "bos_token_id": config.bos_token_id,
-        "eos_token_id": config.eos_token_id,
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
         "training": figures,
     }
 

@@ -101,7 +101,7 @@ def test_weights_that_were_cut_short(miniort: Miniort, demo_copy: Callable[..., 
 def test_an_empty_prompt_needs_a_token_to_start_from(
     miniort: Miniort, demo_copy: Callable[..., Path], end_tokens: list[int] | None, part: str
 ) -> None:
-    line = error_line(miniort("generate", "", "--model", str(demo_copy(eos_token_id=end_tokens))))
+    line = error_line(miniort("generate", "", "--model", str(demo_copy(bos_token_id=None, eos_token_id=end_tokens))))
     assert "the prompt is empty" in line
     assert part in line
 

@@ -145,6 +145,13 @@ def test_an_empty_prompt_starts_from_the_end_token(generate_json: GenerateJson) 
     assert len(found["text"]) > 0
 
 
+def test_an_empty_prompt_starts_from_the_begin_token_where_there_is_one(
+    generate_json: GenerateJson, demo_copy: Callable[..., Path]
+) -> None:
+    found = generate_json("", "--max-new-tokens", "1", "--model", str(demo_copy(bos_token_id=5)))
+    assert found["prompt_tokens"] == [5]
+
+
 def test_a_prompt_from_standard_input(generate_json: GenerateJson) -> None:
     wanted = generate_json("In the\nbeginning", "--max-new-tokens", "4")
     for text in ("In the\nbeginning", "In the\nbeginning\n"):

@@ -244,7 +244,7 @@ def test_files_of_prompts_that_hold_none(miniort: Miniort, tmp_path: Path) -> No
 
 def test_shortcuts_are_processors_that_there_are() -> None:
     """Each option of the command names a processor, and the one option that it has."""
-    from miniort_cli.generate import SHORTCUTS
+    from miniort_cli.sampling_options import SHORTCUTS
 
     decoder = open_decoder("demo")
     for shortcut in SHORTCUTS:

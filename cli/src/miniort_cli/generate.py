@@ -6,55 +6,19 @@ import json
 import sys
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from miniort_cli.group import INTERRUPTED
-from miniort_cli.options import NAMED, Named, check_folder, parse_all_named, parse_bindings, parse_named, parse_providers
+from miniort_cli.options import NAMED, Named, check_folder, parse_bindings, parse_named, parse_providers
+from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 
 if TYPE_CHECKING:
     from miniort_cli.run import Run, Setup
 
 DEFAULT_CACHE = "concat_bhtd"
-
-
-@dataclass(frozen=True)
-class _Shortcut:
-    """An option of the command that stands for a logits processor with one option of its own. `draws`: it's of use to sampling alone."""
-
-    processor: str
-    option: str
-    type: type
-    draws: bool
-    help: str
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.processor.replace("_", "-")
-
-
-SHORTCUTS = (
-    _Shortcut("temperature", "temperature", float, True, "Divide logits by it: below 1 surer, above 1 bolder."),
-    _Shortcut("top_k", "k", int, True, "Draw from the K likeliest tokens."),
-    _Shortcut("top_p", "p", float, True, "Draw from the likeliest tokens whose probabilities reach P."),
-    _Shortcut("min_p", "p", float, True, "Draw from tokens at least P times as likely as the likeliest."),
-    _Shortcut("typical_p", "p", float, True, "Draw from the most typical tokens whose probabilities reach P."),
-    _Shortcut("repetition_penalty", "penalty", float, False, "Make tokens that are in the text less likely, by a factor."),
-    _Shortcut("frequency_penalty", "penalty", float, False, "Lower tokens by how often they were generated."),
-    _Shortcut("presence_penalty", "penalty", float, False, "Lower tokens that were generated."),
-    _Shortcut("no_repeat_ngram", "size", int, False, "No run of that many tokens twice."),
-    _Shortcut("min_new_tokens", "count", int, False, "No end before so many tokens."),
-)
-
-
-def _shortcut_options(command: Any) -> Any:
-    for shortcut in reversed(SHORTCUTS):
-        metavar = "N" if shortcut.type is int else "X"
-        command = click.option(shortcut.flag, shortcut.processor, type=shortcut.type, metavar=metavar, help=shortcut.help)(command)
-    return command
 
 
 def _read_schema(ctx: click.Context, param: click.Parameter, path: Path | None) -> Any:
@@ -86,8 +50,8 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
 
 @click.command()
 @click.argument("prompt", required=False)
-@click.option("--model", metavar="NAME|PATH", default="demo", show_default=True, help="A name, an ONNX file, or a folder with a decoder.")
-@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json; without it, the one beside the model.")
+@click.option("--model", metavar="NAME|PATH", default="demo", show_default=True, help="A name, a file (ONNX, GGUF), a folder, or pkg:NAME.")
+@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, vocab.json or GGUF file; without it, the model's own.")
 @click.option("--batch", callback=_read_prompts, type=click.Path(path_type=Path), metavar="FILE", help="Prompts, one a line, all at once.")
 @click.option(
     "--max-new-tokens", type=click.IntRange(min=0), metavar="N", default=100, show_default=True, help="Stop after that many tokens."
@@ -102,17 +66,9 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
     metavar="ID",
     help="A token that ends the text; may be repeated.",
 )
-@click.option(
-    "--sampler",
-    metavar=NAMED,
-    callback=parse_named,
-    help="What chooses the next token.  [default: greedy; categorical with --temperature, --top-k, --top-p, --min-p or --typical-p]",
-)
+@sampler_option
 @click.option("--num-beams", type=click.IntRange(min=1), metavar="N", help="Search for the likeliest text with N beams.")
-@_shortcut_options
-@click.option(
-    "--processor", "processors", callback=parse_all_named, multiple=True, metavar=NAMED, help="A logits processor; may be repeated."
-)
+@processor_options
 @click.option(
     "--json-schema", callback=_read_schema, type=click.Path(path_type=Path), metavar="FILE", help="Write only JSON of that schema."
 )
@@ -145,6 +101,14 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
 )
 @click.option("--top-k-print", type=click.IntRange(min=1), metavar="K", help="Show the K likeliest tokens before each one that is chosen.")
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Show log-probabilities of each token and the N likeliest.")
+@click.option("--chat", "as_chat", is_flag=True, help="Ask: the prompt is a user's message, and only the answer is written.")
+@click.option("--system", metavar="TEXT", help="What the model is told before the conversation, with --chat.")
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A Jinja template to write the conversation down with; without it, the model's own.",
+)
 @click.option("--stats", is_flag=True, help="Show time and memory at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end, and nothing else.")
 @click.pass_context
@@ -196,22 +160,18 @@ def generate(
 
 def _setup(prompts: list[str], candidates: int, chosen: dict[str, Any], wants_scores: bool) -> Setup:
     """The options of the command as what is to be run. UsageError for those that contradict each other."""
-    from miniort_cli.run import Setup
+    from miniort_cli.run import Chat, Setup
 
-    given = {shortcut.processor: chosen.pop(shortcut.processor) for shortcut in SHORTCUTS}
-    processors = [Named(each.processor, {each.option: given[each.processor]}) for each in SHORTCUTS if given[each.processor] is not None]
-    draws = any(shortcut.draws and given[shortcut.processor] is not None for shortcut in SHORTCUTS)
     grammar = {name: chosen.pop(name) for name in ("json_schema", "regex", "choices")}
     if grammar["choices"] is not None:
         grammar["choices"] = grammar["choices"].split(",")
-    if any(value is not None for value in grammar.values()):
-        processors.append(Named("grammar", {name: value for name, value in grammar.items() if value is not None}))
-    processors += chosen.pop("processors")
-    names = [processor.name for processor in processors]
-    for name in names:
-        if names.count(name) > 1:
-            raise click.UsageError(f"the logits processor {name} is asked for twice")
+    asked = {name: value for name, value in grammar.items() if value is not None}
+    processors, draws = take_processors(chosen, [Named("grammar", asked)] if asked else [])
 
+    if not chosen["as_chat"] and (chosen["system"] is not None or chosen["chat_template"] is not None):
+        raise click.UsageError("--system and --chat-template are for conversations; add --chat")
+    chat = Chat(chosen.pop("system")) if chosen.pop("as_chat") else None
+    chosen.pop("system", None)
     sampler, beams = chosen.pop("sampler"), chosen.pop("num_beams")
     if beams is not None:
         if sampler is not None:
@@ -230,6 +190,7 @@ def _setup(prompts: list[str], candidates: int, chosen: dict[str, Any], wants_sc
         raise click.UsageError("a --stop text must not be empty")
     return Setup(
         prompts=prompts,
+        chat=chat,
         sampler=sampler or (Named("categorical") if draws else None),
         processors=processors,
         cache=None if no_cache else cache or Named(DEFAULT_CACHE),
@@ -250,11 +211,15 @@ def _read_standard_input() -> str:
 
 
 def _stream(run: Run, candidates: int | None) -> bool:
-    """Write the prompt, then the text as it comes, then a newline, whatever ends it. Returns whether that was Ctrl-C."""
+    """Write the prompt, unless it's a message, then the text as it comes, then a newline, whatever ends it.
+
+    Returns whether that was Ctrl-C.
+    """
     from miniort_cli.report import print_candidates
 
     try:
-        click.echo(run.setup.prompts[0], nl=False)
+        if run.setup.chat is None:
+            click.echo(run.setup.prompts[0], nl=False)
         for row, step in run.steps():
             if candidates is not None and step.scores is not None:
                 print_candidates(run, row, step.scores.top[:candidates])
@@ -273,4 +238,4 @@ def _write_all(run: Run) -> None:
     for index, row in enumerate(run.rows):
         if index:
             click.echo()
-        click.echo(row.prompt + row.text)
+        click.echo(row.text if run.setup.chat is not None else row.prompt + row.text)

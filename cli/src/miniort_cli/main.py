@@ -8,10 +8,20 @@ import sys
 import click
 
 from miniort import __version__
+from miniort_cli.bench import bench
+from miniort_cli.chat import chat
+from miniort_cli.compare import compare
+from miniort_cli.convert import convert
 from miniort_cli.generate import generate
 from miniort_cli.group import MiniortGroup
+from miniort_cli.inspect import inspect
+from miniort_cli.memory import memory
+from miniort_cli.models import models
+from miniort_cli.optimise import optimise
+from miniort_cli.perplexity import perplexity
 from miniort_cli.plugins import plugins
 from miniort_cli.providers import providers
+from miniort_cli.pull import pull
 from miniort_cli.verify import verify
 from miniort_cli.version import version
 
@@ -26,7 +36,23 @@ def cli() -> None:
     """A mini ONNX Runtime in Python, made of plugins."""
 
 
-for _command in (generate, providers, plugins, verify, version):
+for _command in (
+    bench,
+    chat,
+    compare,
+    convert,
+    generate,
+    inspect,
+    memory,
+    models,
+    optimise,
+    perplexity,
+    plugins,
+    providers,
+    pull,
+    verify,
+    version,
+):
     cli.add_command(_command)
 
 

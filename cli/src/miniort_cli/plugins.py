@@ -19,6 +19,7 @@ NAMED_OFFERS = (
     ("samplers", "miniort_samplers", "miniort.generation.sampling", "SamplerInfo"),
     ("cache layouts", "miniort_cache_layouts", "miniort.generation.cache", "CacheLayoutInfo"),
     ("model formats", "miniort_model_formats", "miniort.generation.sources", "ModelFormat"),
+    ("architectures", "miniort_architectures", "miniort.generation.sources", "Architecture"),
 )
 
 # Hooks that can only be called while a session is built: here it's only said that a plugin has them.

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from miniort.generation import TokenScore
+from miniort.providers import HOST
+from miniort.runtime.session import InferenceSession
 from miniort_cli.row_text import RowText
 from miniort_cli.run import Run
 from miniort_cli.tables import print_table
@@ -63,7 +65,30 @@ def print_statistics(run: Run) -> None:
     if run.setup.load_cache is not None:
         rows.insert(1, ("prompt tokens not computed again", str(run.reused)))
     rows += [(f"cache in {name}", f"{_way(join.appends)}: {join.reason}") for name, join in run.decoder.joins.items()]
+    rows += device_rows(run.decoder.sessions)
     print_table(("figure", "value"), rows, title="statistics", err=True)
+
+
+def device_rows(sessions: Mapping[str, InferenceSession]) -> list[tuple[str, str]]:
+    """Copies between host and devices in each step, and the devices' memory; nothing where all is on the host."""
+    rows = []
+    for name, session in sessions.items():
+        devices = {each.provider.device: each for each in session.providers if each.provider.device != HOST}
+        if devices:
+            up, down = count_copies(session)
+            rows.append((f"copies in {name}", f"{up} to devices, {down} to the host"))
+        for device, each in devices.items():
+            memory = each.provider.memory()
+            rows.append(
+                (f"memory of {device}, {name}", f"{memory.active:,} bytes active, {memory.reserved:,} reserved, {memory.peak:,} at most")
+            )
+    return rows
+
+
+def count_copies(session: InferenceSession) -> tuple[int, int]:
+    """How many copies a run makes to devices, and how many to the host."""
+    targets = [copy.target for copy in session.plan.copies]
+    return sum(target != HOST for target in targets), targets.count(HOST)
 
 
 def _way(appends: bool) -> str:
@@ -99,7 +124,14 @@ def to_json(run: Run, top_k: int | None, logprobs: int | None) -> dict[str, Any]
         "cache_options": {} if setup.cache is None else setup.cache.options,
         "providers": next(iter(run.decoder.sessions.values())).get_providers(),
         "joins": {name: asdict(join) for name, join in run.decoder.joins.items()},
-        "statistics": {"load_time": run.load_time, "reused_tokens": run.reused, **asdict(run.statistics())},
+        "statistics": {
+            "load_time": run.load_time,
+            "reused_tokens": run.reused,
+            "copies": {
+                name: dict(zip(("to_devices", "to_host"), count_copies(each), strict=True)) for name, each in run.decoder.sessions.items()
+            },
+            **asdict(run.statistics()),
+        },
     }
 
 

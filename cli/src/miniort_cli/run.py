@@ -3,72 +3,63 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
-from miniort.errors import GenerationError, PluginError
+from miniort.errors import GenerationError
 from miniort.generation import (
-    CacheLayoutInfo,
+    DecoderSource,
     GeneratedToken,
     GenerationStatistics,
-    Generator,
-    LogitsProcessor,
-    LogitsProcessorInfo,
-    SamplerInfo,
     Search,
     Stopwatch,
     Tokenizer,
     generate,
     generate_with_lookup,
     load_cache,
-    open_decoder,
     pad_left,
     save_cache,
     score,
     search,
     tokens_left,
 )
-from miniort.plugins import collect_mapping, create_plugin_manager, find_named
-from miniort_cli.options import Named
+from miniort_cli.decoder_setup import DecoderSetup, chosen_processors, new_generator, open_from
 from miniort_cli.row_text import RowText, Step
-from miniort_models.tokenizer import open_tokenizer
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Setup:
-    """What is to be run and how. `cache` None recomputes the whole history in every step.
+class Chat:
+    """That prompts are a user's messages, and the model answers. system: what it's told before, None for what its template says."""
 
-    `sampler` None is greedy, with the processors that the model's makers want if none are given here.
+    system: str | None = None
+
+    def messages(self, prompt: str) -> list[dict[str, str]]:
+        """The conversation so far."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return [*system, {"role": "user", "content": prompt}]
+
+
+@dataclass(frozen=True)
+class Setup(DecoderSetup):
+    """What is to be run and how.
 
     continuations: how many of each prompt. candidates: how many of the likeliest tokens each step is scored for, None for no scores.
-    prompt_lookup: the longest draft out of the context, None for none.
+    prompt_lookup: the longest draft out of the context, None for none. chat: None where prompts are the beginnings of texts.
     """
 
-    model: str
-    prompts: Sequence[str]
-    tokenizer: str | None
-    sampler: Named | None
-    processors: Sequence[Named]
-    cache: Named | None
-    providers: str | Sequence[str]
-    prefill_chunk: int | None
-    max_new_tokens: int
+    prompts: Sequence[str] = ()
+    max_new_tokens: int = 0
     max_length: int | None = None
-    seed: int | None = None
     stops: Sequence[str] = ()
-    stop_tokens: Sequence[int] = ()
     continuations: int = 1
     candidates: int | None = None
     prompt_lookup: int | None = None
     load_cache: Path | None = None
     save_cache: Path | None = None
-    bindings: Mapping[str, str] = field(default_factory=dict)
+    chat: Chat | None = None
 
 
 class Run:
@@ -83,24 +74,12 @@ class Run:
         self.setup = setup
         self.rows: list[RowText] = []
         self.reused = 0
-        plugins = create_plugin_manager()
-        # A misspelt name is an error at once, not after a large model was loaded.
-        self.sampler = setup.sampler or Named("greedy")
-        find_named(plugins, "miniort_samplers", SamplerInfo, self.sampler.name, "sampler")
-        for processor in setup.processors:
-            find_named(plugins, "miniort_logits_processors", LogitsProcessorInfo, processor.name, "logits processor")
-        if setup.cache is not None:
-            find_named(plugins, "miniort_cache_layouts", CacheLayoutInfo, setup.cache.name, "cache layout")
-        self.decoder = open_decoder(setup.model, providers=setup.providers, plugins=plugins, bindings=setup.bindings)
-        if setup.tokenizer is not None:
-            source = replace(self.decoder.source, tokenizer=lambda: open_tokenizer(Path(setup.tokenizer or "")))
-            self.decoder.source = source  # for the processors that want the model's tokenizer, too
+        self.sampler = setup.sampler_or_greedy
+        self.decoder = open_from(setup)
         self.tokenizer = self.decoder.open_tokenizer()
-        self.processors = list(setup.processors)
-        if setup.sampler is None and not self.processors:
-            self.processors = [Named(name, dict(options)) for name, options in self.decoder.source.processors.items()]
-        self.generator = self._new_generator()
-        self.prompt_tokens = [_encode(prompt, self.tokenizer, self.decoder.source.end_tokens) for prompt in setup.prompts]
+        self.processors = chosen_processors(self.decoder, setup)
+        self.generator = new_generator(self.decoder, setup, len(setup.prompts))
+        self.prompt_tokens = self._encode_prompts()
         if setup.load_cache is not None:
             load_cache(self.generator, setup.load_cache)
             self.reused = self.generator.continue_from(self.prompt_tokens[0])
@@ -110,29 +89,12 @@ class Run:
         self.load_time = time.perf_counter() - started
         self._stopwatch = Stopwatch()
 
-    def _new_generator(self) -> Generator:
-        setup, decoder = self.setup, self.decoder
-        cache = setup.cache
-        return Generator(
-            decoder,
-            None
-            if cache is None
-            else _made("cache layout", cache, lambda: decoder.new_cache(cache.name, len(setup.prompts), **cache.options)),
-            _made("sampler", self.sampler, lambda: decoder.new_sampler(self.sampler.name, **self.sampler.options)),
-            self._new_processors(),
-            end_tokens=decoder.source.end_tokens | set(setup.stop_tokens),
-            seed=setup.seed,
-            prefill_chunk=setup.prefill_chunk,
-        )
-
-    def _new_processors(self) -> list[LogitsProcessor]:
-        """Each is made by itself, so that what's wrong with its options is said of it, and in the pipeline's order."""
-        decoder = self.decoder
-        order = list(collect_mapping(decoder.plugins, "miniort_logits_processors", LogitsProcessorInfo))
-        made = []
-        for each in sorted(self.processors, key=lambda each: order.index(each.name)):
-            made += _made("logits processor", each, lambda each=each: decoder.new_processors({each.name: each.options}))  # type: ignore[misc]
-        return made
+    def _encode_prompts(self) -> list[list[int]]:
+        if self.setup.chat is None:
+            return [_encode(prompt, self.tokenizer, self.decoder.source) for prompt in self.setup.prompts]
+        template = self.decoder.open_chat_template()
+        texts = [template.render(self.setup.chat.messages(prompt)) for prompt in self.setup.prompts]
+        return [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
 
     def steps(self) -> Iterator[tuple[RowText, Step]]:
         """Run it: each row's steps, and one more if text was held back that no token completes. Then the cache is saved, if wanted."""
@@ -200,21 +162,15 @@ class Run:
         self.decoder.close()
 
 
-def _made(noun: str, named: Named, make: Callable[[], T]) -> T:
-    """What `make` makes. PluginError where an option is of a type that it can't be made with."""
-    try:
-        return make()
-    except (TypeError, ValueError, AttributeError) as error:
-        options = ", ".join(f"{key}={value!r}" for key, value in named.options.items())
-        raise PluginError(f"{noun} {named.name!r} can't be made with {options or 'no options'}: {error}") from error
-
-
-def _encode(prompt: str, tokenizer: Tokenizer, end_tokens: frozenset[int]) -> list[int]:
-    """Token ids of a prompt. An empty one starts from the model's end token, which in training stands in front of every text."""
+def _encode(prompt: str, tokenizer: Tokenizer, source: DecoderSource) -> list[int]:
+    """Token ids of a prompt. An empty one starts from what stood in front of texts in training: the begin token, or else the end token."""
     ids = tokenizer.encode(prompt)
     if ids:
         return ids
-    if len(end_tokens) != 1:
-        names = "no end token" if not end_tokens else f"several end tokens ({', '.join(map(str, sorted(end_tokens)))})"
-        raise GenerationError(f"the prompt is empty, and the model names {names}, so there is none to start from; give a prompt")
-    return list(end_tokens)
+    if source.begin_token is not None:
+        return [source.begin_token]
+    if len(source.end_tokens) != 1:
+        ends = source.end_tokens
+        names = "no end token" if not ends else f"several end tokens ({', '.join(map(str, sorted(ends)))})"
+        raise GenerationError(f"the prompt is empty, and the model names no begin token and {names} to start from; give a prompt")
+    return list(source.end_tokens)

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniort.late_sympy import import_sympy_late
 from miniort.lazy import lazy_exports
+
+import_sympy_late()
 
 if TYPE_CHECKING:
     from miniort.model.loading import load_model

@@ -19,6 +19,10 @@ class BindingError(ModelError):
     """A graph's inputs and outputs can't be understood as those of a decoder."""
 
 
+class ChatTemplateError(ModelError):
+    """A chat template is missing, can't be read, or refuses a conversation."""
+
+
 class TokenizerError(MiniortError):
     """A tokenizer is missing, damaged, or doesn't fit the model."""
 

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 NEWEST_TESTED: Mapping[str, int] = {"": 28, "ai.onnx.ml": 5, "com.microsoft": 1, "miniort": 1}
 """The newest opset of each domain that this release was tested with: what `versions=(n, None)` reaches to."""
 
+UFUNC_BUFFER = 512
+"""`numpy.setbufsize` while kernels run. With NumPy's own 8,192, an operation on arrays whose rows don't follow each other without a gap
+takes three times as long where a row has fewer than 2,048 elements: a quarter of the buffer."""
+
 ANY_INPUT = -1
 """What a kernel names as its `view_of` where an output may hold any of its inputs, as a sequence does."""
 
@@ -37,7 +41,8 @@ ANY_PROVIDER = "*"
 
 Run: TypeAlias = Callable[..., Any]
 """A kernel that was compiled for one node: takes the node's inputs in order, None for an absent one, and returns the output, or a
-tuple of outputs in the node's order. It never writes into an input, and may return a view only of the input that `view_of` names.
+tuple of outputs in the node's order. It never writes into an input that isn't one of `dying_inputs`, may return a view only of the
+input that `view_of` names, and keeps no array that it returns.
 NumPy's floating-point warnings are off while it runs: 1/0 is a result in ONNX."""
 
 CompileKernel: TypeAlias = "Callable[[NodeContext], Run]"
@@ -107,12 +112,14 @@ class NodeContext(NodeView):
 
     A kernel of a node with sub-graphs is run with one more argument in front, the scope that it hands on to `subgraph(...)`.
     `block_outputs` are the outputs that may be a `BlockedView`, for all who read them take blocks (`Kernel.block_inputs`).
+    `dying_inputs` are those of the kernel's `written_over` that nobody reads after this node, and whose memory is nobody else's.
     """
 
     provider: Provider = field(kw_only=True)
     subgraphs: Mapping[str, Subgraph] = field(default_factory=dict)
     share: Callable[[Array, str, Callable[[Array], Any]], Any] | None = None
     block_outputs: frozenset[int] = frozenset()
+    dying_inputs: frozenset[int] = frozenset()
 
     def prepare(self, index: int, label: str, make: Callable[[Array], Any]) -> Any:
         """`make(constant)` for the constant input `index`, made once for all sessions that share its `WeightStore`.
@@ -142,6 +149,8 @@ class Kernel:
     metadata_inputs: inputs of which it reads only `.shape` and `.dtype`, so an array of any device will do.
     host_outputs: outputs that it returns as host arrays.
     view_of: the input that any of its outputs may share memory with; ANY_INPUT where it may be each of them.
+    block_inputs: inputs that it also takes as a `BlockedView` in place of an array.
+    written_over: inputs that it writes its first output over where nobody reads them any more, and shape and type fit.
     refuse: looks at a node that the kernel would otherwise take, and says why it can't (a shape or an attribute), or None. Two kernels
         of one provider may cover the same versions and types where one of them refuses: the one that was added first is asked first.
     """
@@ -158,6 +167,7 @@ class Kernel:
     host_outputs: frozenset[int] = frozenset()
     view_of: int | None = None
     block_inputs: frozenset[int] = frozenset()
+    written_over: frozenset[int] = frozenset()
     refuse: Callable[[NodeView], str | None] | None = field(default=None, compare=False)
 
     def covers(self, version: int) -> bool:
@@ -199,6 +209,7 @@ class KernelTable:
         host_outputs: Collection[int] = (),
         view_of: int | None = None,
         block_inputs: Collection[int] = (),
+        written_over: Collection[int] = (),
         refuse: Callable[[NodeView], str | None] | None = None,
     ) -> Callable[[CompileKernel], CompileKernel]:
         """Decorator: the function compiles nodes of `op` whose schema version lies in `versions` (both ends included).
@@ -222,6 +233,7 @@ class KernelTable:
                     host_outputs=frozenset(host_outputs),
                     view_of=view_of,
                     block_inputs=frozenset(block_inputs),
+                    written_over=frozenset(written_over),
                     refuse=refuse,
                 )
             )

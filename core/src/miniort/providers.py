@@ -7,6 +7,7 @@ opened until `check` or `open` is called, so `ProviderInfo` costs nothing to lis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -88,6 +89,30 @@ class Provider(Protocol):
 
     def close(self) -> None:
         """Give everything back. No method is called afterwards."""
+
+
+@runtime_checkable
+class SurroundsRuns(Protocol):
+    """What a provider offers besides where something has to hold while its kernels run, such as a setting of the whole process."""
+
+    def running(self) -> AbstractContextManager[object]:
+        """Asked for once, when a session is built, and entered around each of its runs: in several threads at once, and one in another."""
+
+
+@runtime_checkable
+class UploadsTogether(Protocol):
+    """What a provider offers besides where several host arrays are cheaper to upload in one transfer than one by one."""
+
+    def upload_together(self, *arrays: Array) -> tuple[DeviceArray, ...]:
+        """Copies of host arrays on the device, in their order; None for None."""
+
+
+@runtime_checkable
+class KeepsCaches(Protocol):
+    """What a provider offers besides where its device can hold a KV cache."""
+
+    def cache_layout(self, name: str) -> Callable[..., Any] | None:
+        """What makes an empty cache of the layout of that name on the device, `create(spec, **options)`; None for one that it lacks."""
 
 
 @dataclass(frozen=True)

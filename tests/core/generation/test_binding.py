@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 import onnx_ir as ir
@@ -11,6 +12,8 @@ from onnx import TensorProto, helper
 
 from miniort.errors import BindingError
 from miniort.generation import DecoderBinding, bind_decoder
+from miniort.generation.binding import FIXED_FEEDS
+from miniort.generation.cache_axes import CacheAxes
 from miniort.model.loading import load_model
 
 Names = Callable[[int, str], str]
@@ -29,27 +32,33 @@ def graph(
     join: str = "Concat",
     dtype: int = TensorProto.FLOAT,
     order: Sequence[str] = ("key", "value"),
+    sizes: Sequence[int | str] | None = None,
+    totals: Sequence[int | str] | None = None,
+    axis: int = 2,
+    new: Sequence[int] | None = None,
+    rows: int = 3,
 ) -> ir.Graph:
     """A graph with the inputs and outputs of a decoder; what it computes is not the point."""
     inputs = [helper.make_tensor_value_info(ids, TensorProto.INT64, ["batch", "sequence"]), *more_inputs]
     outputs = [helper.make_tensor_value_info(logits, TensorProto.FLOAT, ["batch", "sequence", 50])]
     nodes = [
         helper.make_node("Gather", ["table", ids], [logits]),
-        helper.make_node("RandomNormal", [], ["new"], shape=[1, heads, 1, 16], dtype=dtype),
+        helper.make_node("RandomNormal", [], ["new"], shape=new or [1, heads, 1, 16], dtype=dtype),
     ]
+    past_sizes, present_sizes = sizes or ["batch", heads, "past", dim], totals or ["batch", heads, "total", dim]
     pairs = [(layer, kind) for layer in range(layers) for kind in ("key", "value")]
     if order == ("all keys", "all values"):
         pairs.sort(key=lambda pair: pair[1])
     for layer, kind in pairs:
-        outputs.append(helper.make_tensor_value_info(present(layer, kind), dtype, ["batch", heads, "total", dim]))
+        outputs.append(helper.make_tensor_value_info(present(layer, kind), dtype, present_sizes))
         if past is None:
             nodes.append(helper.make_node("Identity", ["new"], [present(layer, kind)]))
             continue
-        inputs.append(helper.make_tensor_value_info(past(layer, kind), dtype, ["batch", heads, "past", dim]))
-        axis = {"axis": 2} if join == "Concat" else {}
+        inputs.append(helper.make_tensor_value_info(past(layer, kind), dtype, past_sizes))
+        attributes: dict[str, Any] = {"axis": axis} if join == "Concat" else {}
         given = [past(layer, kind), "new"] if join != "Identity" else ["new"]
-        nodes.append(helper.make_node(join, given, [present(layer, kind)], **axis))
-    table = helper.make_tensor("table", TensorProto.FLOAT, [3, 50], [0.0] * 150)
+        nodes.append(helper.make_node(join, given, [present(layer, kind)], **attributes))
+    table = helper.make_tensor("table", TensorProto.FLOAT, [rows, 50], [0.0] * (50 * rows))
     model = helper.make_model(helper.make_graph(nodes, "decoder", inputs, outputs, [table]), opset_imports=[helper.make_opsetid("", 18)])
     return load_model(model).graph
 
@@ -68,6 +77,8 @@ NAMINGS: dict[str, tuple[Names, Names]] = {
         lambda layer, kind: f"qwen2_5.layers.{layer}.{kind}",
         lambda layer, kind: f"qwen2_5.layers.{layer}.{kind}.present",
     ),
+    "counted from one": (lambda layer, kind: f"kcache.{kind[0]}.{layer + 1}", lambda layer, kind: f"kcache_out.{kind[0]}.{layer + 1}"),
+    "present layer": (lambda layer, kind: f"past_layer_{layer}_{kind[0]}_self", lambda layer, kind: f"present_layer_{layer}_{kind[0]}"),
     "pytree": (lambda layer, kind: f"past_key_values_{kind}_cache_{layer}", lambda layer, kind: f"cat_{2 * layer + (kind == 'value')}"),
 }
 
@@ -130,18 +141,73 @@ def test_prefill_and_decode_of_different_depth() -> None:
 
 def test_prefill_and_decode_of_different_heads() -> None:
     past, present = NAMINGS["optimum"]
-    with pytest.raises(BindingError, match=r"layer 0: graphs disagree about the size of axis 1 of the key: \[4, 8\]"):
+    with pytest.raises(BindingError, match=r"layer 0: graphs disagree about the kv heads: \[4, 8\]"):
         bind(graph(None, present, heads=8), graph(past, present))
 
 
-def test_no_past() -> None:
-    with pytest.raises(BindingError, match=r"takes no past.*'input_ids' tensor\(int64\)\[batch, sequence\]"):
+def test_prefill_and_decode_of_different_vocabularies() -> None:
+    past, present = NAMINGS["optimum"]
+    with pytest.raises(BindingError, match="their vocabularies have 3 and 7 ids"):
+        bind(graph(None, present), graph(past, present, rows=7))
+
+
+def test_prefill_and_decode_of_different_element_types() -> None:
+    past, present = NAMINGS["optimum"]
+    with pytest.raises(BindingError, match=r"several element types: tensor\(float\).*tensor\(float16\)"):
+        bind(graph(None, present), graph(past, present, dtype=TensorProto.FLOAT16))
+
+
+def test_half_a_pair() -> None:
+    with pytest.raises(BindingError, match=r"takes no past, though it gives a cache of 2 layers.*'input_ids' tensor\(int64\)\[batch, seq"):
         bind(graph(None, NAMINGS["optimum"][1]))
 
 
+def test_a_graph_without_any_cache() -> None:
+    with pytest.raises(BindingError, match=r"takes no past and gives no cache.*export it with a cache"):
+        bind(graph(None, NAMINGS["optimum"][1], layers=0))
+
+
+def test_a_past_of_a_fixed_length() -> None:
+    with pytest.raises(BindingError, match=r"'past_key_values.0.key' tensor\(float\)\[batch, 4, 64, 16\] has room for 64 tokens"):
+        bind(graph(*NAMINGS["optimum"], sizes=["batch", 4, 64, 16], totals=["batch", 4, 65, 16]))
+
+
+def test_the_head_size_is_taken_from_what_is_computed_where_the_past_does_not_say() -> None:
+    assert bind(graph(*NAMINGS["optimum"], dim="head")).head_dim == 16
+
+
 def test_unknown_head_size() -> None:
-    with pytest.raises(BindingError, match=r"nothing says the size of axis 3 of the key.*\[batch, 4, past, head\]"):
-        bind(graph(*NAMINGS["optimum"], dim="head"))
+    with pytest.raises(
+        BindingError, match=r"nothing says the size of axis 3, the head dim: 'past_key_values.0.key' \['batch', 4, 'past', 'head'"
+    ):
+        bind(graph(*NAMINGS["optimum"], dim="head", join="Identity"))
+
+
+ORDERS: dict[str, tuple[list[int | str], list[int | str], tuple[int, int, int, int]]] = {
+    "time second": (["batch", "past", 4, 16], ["batch", "total", 4, 16], (0, 2, 1, 3)),
+    "time last": (["batch", 4, 16, "past"], ["batch", 4, 16, "total"], (0, 1, 3, 2)),
+    "time first": (["past", "batch", 4, 16], ["total", "batch", 4, 16], (1, 2, 0, 3)),
+    "time called the same twice": (["batch", "cached_len", 4, 16], ["batch", "cached_len", 4, 16], (0, 2, 1, 3)),
+    "batch of one row": ([1, 4, "past_sequence", 16], [1, 4, "total_sequence", 16], (0, 1, 2, 3)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_axes(order: str) -> None:
+    sizes, totals, axes = ORDERS[order]
+    binding = bind(graph(*NAMINGS["optimum"], sizes=sizes, totals=totals, join="Identity"))
+    assert binding.decode.axes == CacheAxes(axes, axes)
+    assert (binding.kv_heads, binding.head_dim) == (4, 16)
+
+
+def test_axes_by_what_the_past_is_joined_along() -> None:
+    binding = bind(graph(*NAMINGS["optimum"], sizes=["a", "b", "c", 16], totals=["a", "d", "c", 16], axis=1, new=(1, 1, 4, 16)))
+    assert binding.decode.axes.key == (0, 2, 1, 3)
+    assert binding.kv_heads == 4
+
+
+def test_vocabulary_size() -> None:
+    assert bind(graph(*NAMINGS["optimum"], rows=7)).vocabulary_size == 7
 
 
 def test_past_without_kind() -> None:
@@ -161,6 +227,57 @@ POSITIONS = helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["b
 def test_mask_and_positions() -> None:
     binding = bind(graph(*NAMINGS["optimum"], more_inputs=[MASK, POSITIONS]))
     assert (binding.decode.mask, binding.decode.positions) == ("attention_mask", "position_ids")
+
+
+@pytest.mark.parametrize("name", FIXED_FEEDS)
+@pytest.mark.parametrize("dtype", [TensorProto.INT32, TensorProto.INT64])
+def test_inputs_that_are_fed_what_a_step_implies(name: str, dtype: int) -> None:
+    binding = bind(graph(*NAMINGS["optimum"], more_inputs=[MASK, helper.make_tensor_value_info(name, dtype, [1])]))
+    assert binding.decode.extra == {name: name}
+    assert binding.decode.tokens == "input_ids"
+
+
+def test_a_weight_that_is_listed_among_the_inputs_is_no_input() -> None:
+    table = helper.make_tensor_value_info("table", TensorProto.FLOAT, [3, 50])
+    assert bind(graph(*NAMINGS["optimum"], more_inputs=[table])).decode.extra == {}
+
+
+def test_a_picture_is_no_cache() -> None:
+    picture = helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch", 3, 224, 224])
+    with pytest.raises(BindingError, match=r"input 'pixel_values' tensor\(float\)\[batch, 3, 224, 224\] is unknown to a decoder"):
+        bind(graph(*NAMINGS["optimum"], more_inputs=[picture]))
+
+
+def test_embeddings_in_the_place_of_tokens() -> None:
+    past, present = NAMINGS["optimum"]
+    made = graph(past, present, more_inputs=[helper.make_tensor_value_info("inputs_embeds", TensorProto.FLOAT, ["batch", "sequence", 64])])
+    made.inputs.remove(next(value for value in made.inputs if value.name == "input_ids"))
+    with pytest.raises(BindingError, match=r"takes embeddings, 'inputs_embeds'.*, and no token ids; export it with input_ids"):
+        bind(made)
+
+
+def test_a_cache_whose_names_say_nothing_is_bound_by_its_places() -> None:
+    """Nothing but the user can know it."""
+    names = [["d", "c"], ["b", "a"]]
+    made = graph(
+        lambda layer, kind: names[layer][kind == "value"], lambda layer, kind: f"out_{names[layer][kind == 'value']}", join="Identity"
+    )
+    with pytest.raises(
+        BindingError, match=r"past 'd' is called neither key nor value; seen: d, c, b, a. Name each: --bind past.0.key=NAME"
+    ):
+        bind(made)
+    places = {f"past.{layer}.{kind}": names[layer][kind == "value"] for layer in (0, 1) for kind in ("key", "value")}
+    presents = {role.replace("past", "present"): f"out_{name}" for role, name in places.items()}
+    binding = bind_decoder([made], {**places, **presents})
+    assert [(layer.key, layer.value) for layer in binding.decode.past] == [("d", "c"), ("b", "a")]
+    assert [(layer.key, layer.value) for layer in binding.decode.present] == [("out_d", "out_c"), ("out_b", "out_a")]
+
+
+def test_an_unknown_input_is_given_a_role() -> None:
+    strange = helper.make_tensor_value_info("n_keep", TensorProto.INT64, [])
+    assert bind(graph(*NAMINGS["optimum"], more_inputs=[strange]), num_logits_to_keep="n_keep").decode.extra == {
+        "n_keep": "num_logits_to_keep"
+    }
 
 
 def test_an_unknown_input_is_named() -> None:

@@ -120,6 +120,26 @@ def test_a_constant_that_adds_an_axis_forbids_it(raised: Raise) -> None:
 
 
 @SETTINGS
+@given(
+    st.sampled_from(["n = Neg(x)", "n = Mul(x, minus)", "m = Mul(x, alpha) n = Neg(m)", "n = Mul(steep, x)"]),
+    st.permutations(["e", "one"]),
+    st.sampled_from(["y = Div(x, d)", "f = Div(one, d) y = Mul(x, f)", "f = Reciprocal(d) y = Mul(f, x)"]),
+)
+def test_swish_with_the_sigmoid_written_out(raised: Raise, inner: str, terms: list[str], outer: str) -> None:
+    text = f"""g (float[2, 3, 4] x) => (float[2, 3, 4] y) <float one = {{1.0}}, float minus = {{-1.0}}, float alpha = {{1.702}},
+        float steep = {{-1.702}}> {{ {inner} e = Exp(n) d = Add({", ".join(terms)}) {outer} }}"""
+    assert raised(text, x=X) == ["Swish"]
+    assert "Exp" in raised(text.replace("one = {1.0}", "one = {1.5}"), x=X)
+
+
+@pytest.mark.parametrize("inner", ["e", "d"])
+def test_a_written_out_sigmoid_that_others_read(raised: Raise, inner: str) -> None:
+    text = f"""g (float[2, 3, 4] x) => (float[2, 3, 4] y, float[2, 3, 4] {inner}) <float one = {{1.0}}> {{
+        n = Neg(x) e = Exp(n) d = Add(one, e) y = Div(x, d) }}"""
+    assert "Exp" in raised(text, x=X)
+
+
+@SETTINGS
 @given(Factors(["x", "f"]), st.sampled_from([None, 1.702, 0.5]), st.booleans())
 def test_swish(raised: Raise, outer: list[str], alpha: float | None, swapped: bool) -> None:
     scaled = f"k = Constant <value_float = {alpha}>() m = Mul({'k, x' if swapped else 'x, k'})" if alpha else "m = Identity(x)"

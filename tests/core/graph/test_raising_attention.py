@@ -196,3 +196,54 @@ def test_one_batch_of_keys_for_all_queries(raised: Raise) -> None:
     """MatMul repeats it; the op wouldn't."""
     text = plain(SCALED[0], "m = Identity(s)", FINITE, "y = MatMul(o, v)").replace("[B, 4, T", "[1, 4, T")
     assert "Attention" not in raised(text, **{**FOUR, "k": FOUR["k"][:1], "v": FOUR["v"][:1]})
+
+
+def test_products_written_as_sums_over_axes(raised: Raise) -> None:
+    """Einsum over [batch, time, heads, dim], as code with named axes is exported."""
+    text = """g (float[B, S, 4, 8] q, float[B, T, 4, 8] k, float[B, T, 4, 8] v) => (float[B, S, 4, 8] y) <float quarter = {0.25}> {
+        s = Einsum <equation = "bqhd,bkhd->bhqk">(q, k) m = Mul(s, quarter) w = Softmax <axis = -1>(m)
+        y = Einsum <equation = "bhqk,bkhd->bqhd">(w, v) }"""
+    ops = raised(text, **{name: FOUR[name].transpose(0, 2, 1, 3) for name in "qkv"})
+    assert ops.count("Attention") == 1
+    assert set(ops) == {"Attention", "Transpose"}
+
+
+def test_keys_in_a_cache_that_is_turned(raised: Raise) -> None:
+    """Keys [batch · heads, dim, time] and an ALiBi bias for each head, as BLOOM's exports have them."""
+    text = """g (float[B, 4, S, 8] q, float[B, 4, 8, T] k, float[B, 4, T, 8] v, float[B, 4, 1, T] alibi, bool[B, 1, S, T] seen)
+        => (float[B, 4, S, 8] y) <float quarter = {0.25}, float one = {1.0}, float low = {-3.4028234663852886e38}, int64[1] i0 = {0},
+         int64[1] i2 = {2}, int64[1] n4 = {4}, int64[1] n8 = {8}, int64[1] minus = {-1}> {
+        sq = Shape(q) b = Gather(sq, i0) s = Gather(sq, i2) n = Mul(b, n4) sk = Shape(v) t = Gather(sk, i2)
+        flat = Concat <axis = 0>(n, s, n8) q3 = Reshape(q, flat) kd = Concat <axis = 0>(n, n8, t) k3 = Reshape(k, kd)
+        vd = Concat <axis = 0>(n, t, n8) v3 = Reshape(v, vd) ad = Concat <axis = 0>(n, i, t) a3 = Reshape(alibi, ad)
+        p = MatMul(q3, k3) scaled = Mul(quarter, p) beta = Mul(a3, one) biased = Add(beta, scaled)
+        four = Concat <axis = 0>(b, n4, s, t) m4 = Reshape(biased, four) no = Not(seen) masked = Where(no, low, m4)
+        w = Softmax <axis = -1>(masked) rows = Concat <axis = 0>(n, s, t) w3 = Reshape(w, rows) o = MatMul(w3, v3)
+        back = Concat <axis = 0>(b, n4, s, n8) y = Reshape(o, back) }""".replace("int64[1] minus", "int64[1] i = {1}, int64[1] minus")
+    alibi = RNG.standard_normal((2, 4, 1, 5), dtype=np.float32)
+    seen = SEEN.copy()
+    seen[0, 0, 1, 0] = True
+    feeds = {**FOUR, "k": FOUR["k"].transpose(0, 1, 3, 2), "alibi": alibi, "seen": seen}
+    assert raised(text, **feeds).count("Attention") == 1
+
+
+def test_an_encoder(raised: Raise) -> None:
+    """BERT's: a mask of [batch, time] made (1 - mask) · -10,000, queries and keys of one value, no past."""
+    text = """g (float[B, T, 32] x, int64[B, T] mask) => (float[B, T, 32] y) <int64[4] heads = {0, 0, 4, 8}, int64[3] merged = {0, 0, 32},
+        int64[1] a1 = {1}, int64[1] a2 = {2}, float one = {1.0}, float low = {-10000.0}, float root = {2.8284271247461903}> {
+        u = Unsqueeze(mask, a1) w = Unsqueeze(u, a2) f = Cast <to = 1>(w) r = Sub(one, f) bias = Mul(r, low)
+        h = Reshape(x, heads) q = Transpose <perm = [0, 2, 1, 3]>(h) kt = Transpose <perm = [0, 2, 3, 1]>(h)
+        s = MatMul(q, kt) d = Div(s, root) m = Add(d, bias) p = Softmax <axis = -1>(m) o = MatMul(p, q)
+        t = Transpose <perm = [0, 2, 1, 3]>(o) y = Reshape(t, merged) }"""
+    mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+    ops = raised(text, x=RNG.standard_normal((2, 5, 32), dtype=np.float32), mask=mask)
+    assert ops.count("Attention") == 1
+    assert not {"Softmax", "MatMul"} & set(ops)
+
+
+def test_one_head(raised: Raise) -> None:
+    """Attention over [batch, time, dim], to keys of another length, as in an image's decoder."""
+    text = """g (float[B, S, 8] q, float[B, T, 8] k, float[B, T, 8] v) => (float[B, S, 8] y) <float root = {2.8284271247461903}> {
+        kt = Transpose <perm = [0, 2, 1]>(k) s = MatMul(q, kt) d = Div(s, root) p = Softmax <axis = -1>(d) y = MatMul(p, v) }"""
+    ops = raised(text, q=Q[:, 0], k=K[:, 0], v=V[:, 0])
+    assert ops.count("Attention") == 1

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import parser
+
+from miniort import InferenceSession, SessionOptions
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 3, 8), dtype=np.float32)
@@ -165,3 +168,18 @@ def test_a_scale_for_each_row_is_multiplied_afterwards(raised: Raise) -> None:
         "<float[8] w", "<float[3, 1] rows = {1, 2, 3}, float[8] w"
     )
     assert raised(text, x=X) == ["RMSNormalization", "Mul"]
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
+def test_onnxruntimes_name_for_it(domain: str) -> None:
+    """SimplifiedLayerNormalization, which exporters write in the default domain too; its second output has no counterpart."""
+    for outputs, op in (("y", "RMSNormalization"), ("y, inverse", "SimplifiedLayerNormalization")):
+        more, last = (", float[2, 1] i", "i = Abs(inverse)") if "," in outputs else ("", "")
+        node = f"{domain}SimplifiedLayerNormalization <axis = -1, epsilon = 0.001>"
+        text = f"""<ir_version: 8, opset_import: ["": 18, "com.microsoft": 1]>
+            g (float[2, 8] x, float[8] w) => (float[2, 8] z{more}) {{ {outputs} = {node}(x, w) z = Neg(y) {last} }}"""
+        proto = parser.parse_model(text)
+        plain, optimised = (InferenceSession(proto, SessionOptions(level), providers=["cpu"]) for level in ("none", "all"))
+        feeds = {"x": X[0, :2].reshape(2, 8), "w": np.linspace(1, 2, 8, dtype=np.float32)}
+        np.testing.assert_allclose(optimised.run(["z"], feeds)[0], plain.run(["z"], feeds)[0], rtol=1e-6)
+        assert op in [each.op_type for each in optimised.model.graph]

@@ -126,3 +126,44 @@ def test_branches_with_values_of_one_name(raised: Raise) -> None:
     }"""
     for c in (True, False):
         raised(text, x=X, c=np.array(c))
+
+
+NEUTRAL = {
+    "one times": "y = Mul(x, one)",
+    "times one": "y = Mul(one, x)",
+    "divided by one": "y = Div(x, one)",
+}
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_neutral_numbers(raised: Raise, name: str) -> None:
+    text = f"g (float[B, T, 8] x) => (float[B, T, 8] z) <float one = {{1.0}}> {{ {NEUTRAL[name]} z = Neg(y) }}"
+    assert raised(text, x=X) == ["Neg"]
+    assert len(raised(text.replace("{1.0}", "{2.0}"), x=X)) == 2
+
+
+def test_one_of_more_axes_changes_the_shape(raised: Raise) -> None:
+    text = "g (float[T, 8] x) => (float[1, T, 8] z) <float[1, 1, 1] one = {1.0}> { y = Mul(x, one) z = Neg(y) }"
+    assert len(raised(text, x=X[0])) == 2
+
+
+def test_zero_is_added_to_whole_numbers_only(raised: Raise) -> None:
+    text = "g (int64[T] i) => (int64[T] z) <int64 zero = {0}> { y = Add(i, zero) z = Neg(y) }"
+    assert raised(text, i=np.arange(3)) == ["Neg"]
+
+
+def test_unsqueezes_are_joined(raised: Raise) -> None:
+    text = """g (float[B, T, 8] x) => (float[P, Q, R, U, V, W] y) <int64[1] a1 = {1}, int64[2] a04 = {0, 4}> {
+        u = Unsqueeze(x, a1) y = Unsqueeze(u, a04) }"""
+    assert raised(text, x=X) == ["Unsqueeze"]
+
+
+def test_sizes_are_read_off_the_inputs(raised: Raise) -> None:
+    """A size that is asked of what layers compute is asked of the inputs: no layer has to be run to know it."""
+    text = """g (float[B, P, 8] past, float[B, T, 8] x) => (float[B, Q, 8] y, int64[1] length, int64 new)
+        <int64[1] a1 = {1}, int64[1] a2 = {2}, int64 i1 = {1}> {
+        n = Neg(x) all = Concat <axis = 1>(past, n) y = Abs(all)
+        s = Shape(y) length = Slice(s, a1, a2) t = Shape(n) new = Gather(t, i1) }"""
+    ops = raised(text, past=X[:, :2], x=X)
+    assert ops.count("Shape") == 2
+    assert sorted(set(ops)) == ["Abs", "Add", "Concat", "Gather", "Neg", "Reshape", "Shape"]

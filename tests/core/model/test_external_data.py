@@ -152,6 +152,17 @@ def test_a_link_that_a_hub_cache_made_is_followed(tmp_path: Path, relative: bool
     assert np.array_equal(session.run(None, {"x": X})[0], Y)
 
 
+def test_a_blob_that_repositories_share(tmp_path: Path) -> None:
+    """Since huggingface_hub 2.4, a repository's blob may be a link itself."""
+    snapshot = hub_cache(tmp_path)
+    blob, shared = tmp_path / "hub" / "models--someone--gpt" / "blobs" / "bbbb", tmp_path / "hub" / "blobs" / "cc" / "cccc"
+    shared.parent.mkdir(parents=True)
+    blob.rename(shared)
+    blob.symlink_to(Path("..", "..", "blobs", "cc", "cccc"))
+    session = InferenceSession(snapshot / "model.onnx")
+    assert np.array_equal(session.run(None, {"x": X})[0], Y)
+
+
 def test_a_hub_cache_behind_a_link(tmp_path: Path) -> None:
     snapshot = hub_cache(tmp_path / "disk")
     (tmp_path / "home").symlink_to(tmp_path / "disk", target_is_directory=True)

@@ -104,13 +104,13 @@ def test_a_path_to_nothing(tmp_path: Path, name: str) -> None:
         FORMATS[found].open(source)
 
 
-@pytest.mark.parametrize("source", ["", "Demo", "openai-community/gpt2", "nothing", "\0", "x" * 5000])
+@pytest.mark.parametrize("source", ["", "Demo", "nothing", "a/b/c", "\0", "x" * 5000])
 def test_names_that_are_somebody_elses(source: str) -> None:
     assert recognised_by(source) == []
 
 
 def test_a_file_of_another_kind_is_somebody_elses(tmp_path: Path) -> None:
-    assert recognised_by(str(fill(tmp_path, "model.gguf") / "model.gguf")) == []
+    assert recognised_by(str(fill(tmp_path, "model.h5") / "model.h5")) == []
 
 
 def test_a_folder_named_like_a_file(tmp_path: Path) -> None:
@@ -173,6 +173,14 @@ def test_context_length(tmp_path: Path, files: dict[str, object], length: int | 
         ({"config": {"eos_token_id": 2}, "generation_config": {"do_sample": True}}, {2}),
         ({"config": {"eos_token_id": None}}, set()),
         ({"genai_config": {"model": {"eos_token_id": [5]}}}, {5}),
+        # In a model for conversations the tokenizer's end token ends a turn, and the configuration may know only the end of a text.
+        (
+            {"config": {"eos_token_id": 2}, "tokenizer_config": {"eos_token": "<e>", "added_tokens_decoder": {"9": {"content": "<e>"}}}},
+            {2, 9},
+        ),
+        ({"tokenizer_config": {"eos_token": {"content": "<e>"}, "added_tokens_decoder": {"9": {"content": "<e>"}, "x": {}}}}, {9}),
+        ({"tokenizer_config": {"eos_token": "<e>"}}, set()),
+        ({"tokenizer_config": {"added_tokens_decoder": {"9": {"content": "<e>"}}}}, set()),
     ],
 )
 def test_end_tokens(tmp_path: Path, files: dict[str, object], tokens: set[int]) -> None:
@@ -180,8 +188,39 @@ def test_end_tokens(tmp_path: Path, files: dict[str, object], tokens: set[int]) 
 
 
 @pytest.mark.parametrize(
+    ("files", "token"),
+    [
+        ({}, None),
+        ({"config": {"bos_token_id": 0}}, 0),
+        ({"config": {"bos_token_id": 2}, "generation_config": {"bos_token_id": 7}}, 7),
+        ({"genai_config": {"model": {"bos_token_id": [5, 6]}}}, 5),
+    ],
+)
+def test_the_begin_token(tmp_path: Path, files: dict[str, object], token: int | None) -> None:
+    assert open_folder(fill(tmp_path, "model.onnx", **files)).begin_token == token
+
+
+def test_a_chat_template_is_there_or_not(tmp_path: Path) -> None:
+    assert open_folder(fill(tmp_path, "model.onnx", tokenizer_config={"eos_token": "</s>"})).chat_template is None
+    fill(tmp_path, tokenizer_config={"chat_template": "{{ messages[0].content }}{{ eos_token }}", "eos_token": "</s>"})
+    opener = open_folder(tmp_path).chat_template
+    assert opener is not None
+    assert opener().render([{"role": "user", "content": "hi"}]) == "hi</s>"
+
+
+def test_a_tokenizer_in_two_files(tmp_path: Path) -> None:
+    """As GPT-2 was published."""
+    assert open_folder(fill(tmp_path, "model.onnx", vocab={"a": 0, "b": 1, "ab": 2})).tokenizer is None
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    opener = open_folder(tmp_path).tokenizer
+    assert opener is not None
+    assert opener().encode("abb") == [2, 1]
+
+
+@pytest.mark.parametrize(
     ("files", "message"),
     [
+        ({"config": {"bos_token_id": "<s>"}}, r"config.json: bos_token_id must be a token id, found '<s>'"),
         ({"config": [1]}, r"config.json must be a JSON object, found list"),
         ({"config": {"n_positions": "many"}}, r"config.json: n_positions must be a number of tokens, found 'many'"),
         ({"config": {"n_positions": 0}}, r"n_positions must be a number of tokens, found 0"),

@@ -8,20 +8,21 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from miniort.errors import TokenizerError
-from miniort_models.tokenizer import JsonTokenizer, open_tokenizer
+from miniort_models.fast_tokenizer import FastTokenizer
+from miniort_models.tokenizer import open_tokenizer
 
 
 @pytest.fixture(scope="module")
-def byte_level(data: Path) -> JsonTokenizer:
+def byte_level(data: Path) -> FastTokenizer:
     return open_tokenizer(data / "tokenizer" / "tokenizer.json")
 
 
 @pytest.mark.parametrize("text", ["In the beginning", "  two  spaces\n\ttab", "naïve 日本語 😀 \x00\x7f", "it's 1.5e-3!"])
-def test_bytes_of_the_tokens_make_up_the_text(byte_level: JsonTokenizer, text: str) -> None:
+def test_bytes_of_the_tokens_make_up_the_text(byte_level: FastTokenizer, text: str) -> None:
     assert b"".join(map(byte_level.token_bytes, byte_level.encode(text))).decode() == text
 
 
-def test_all_bytes_are_there_and_special_tokens_have_none(byte_level: JsonTokenizer) -> None:
+def test_all_bytes_are_there_and_special_tokens_have_none(byte_level: FastTokenizer) -> None:
     spelled = [byte_level.token_bytes(token) for token in range(byte_level.vocabulary_size)]
     assert {bytes([byte]) for byte in range(256)} <= set(spelled)
     assert spelled[:3] == [b"", b"", b""]
@@ -35,7 +36,7 @@ def test_sentencepiece_spells_spaces_and_bytes() -> None:
     inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     inner.add_tokens(["<plain>"])
     inner.add_special_tokens([AddedToken("<end>", special=True)])
-    tokenizer = JsonTokenizer(inner)
+    tokenizer = FastTokenizer(inner)
     ids = [1, 3, 4, 5, 2, 6, 7]
     assert b"".join(map(tokenizer.token_bytes, ids)) == " Helloéé s<plain>".encode()
     assert tokenizer.decode(ids) == " Helloéé s<plain>"
@@ -46,4 +47,4 @@ def test_a_tokenizer_of_another_kind_says_so() -> None:
     inner = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
     inner.decoder = decoders.WordPiece()
     with pytest.raises(TokenizerError, match="whose decoder is WordPiece"):
-        JsonTokenizer(inner).token_bytes(0)
+        FastTokenizer(inner).token_bytes(0)

@@ -235,7 +235,10 @@ def test_inner_sizes_that_differ(run_node: RunNode) -> None:
 
 def test_no_kernel_writes_into_an_input(run_node: RunNode) -> None:
     inputs = {"MatMul": 2, "Gemm": 3, "Add": 2, "Sub": 2, "Mul": 2, "Div": 2}
+    single = {"MatMul", "Gemm", "Add", "Sub", "Mul", "Div", "Exp", "Log", "Sqrt", "Tanh", "Reciprocal", "Sigmoid", "Swish", "Gelu", "Erf"}
     for kernel in KERNELS:
+        if kernel.op not in single:
+            continue  # test_accelerate_conformance.py freezes the inputs of all
         arrays = [np.abs(f(4, 4, seed=index)) for index in range(inputs.get(kernel.op, 1))]
         for array in arrays:
             array.flags.writeable = False

@@ -20,17 +20,21 @@ import numpy as np
 POOL_BLOCK = 512  # bytes; CuPy's pool rounds up to these
 
 FUNCTIONS = frozenset(
-    {"abs", "add", "broadcast_to", "concatenate", "cos", "divide", "empty_like", "equal", "exp", "expand_dims", "floor_divide"}
-    | {"greater", "greater_equal", "isnan", "less", "less_equal", "logical_and", "logical_not", "logical_or", "matmul", "multiply"}
-    | {"negative", "not_equal", "ones_like", "power", "sin", "sqrt", "subtract", "take", "tanh", "where"}
+    {"abs", "add", "arange", "argmax", "argmin", "ascontiguousarray", "broadcast_to", "ceil", "clip", "concatenate", "cos", "cumsum"}
+    | {"divide", "empty_like", "equal", "exp", "expand_dims", "expm1", "floor", "floor_divide", "fmod", "full", "greater", "greater_equal"}
+    | {"isinf", "isnan", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul"}
+    | {"maximum", "minimum", "multiply", "negative", "not_equal", "ones", "ones_like", "power", "reciprocal", "remainder", "repeat"}
+    | {"rint", "sign", "sin", "sqrt", "subtract", "take", "take_along_axis", "tanh", "where", "zeros", "zeros_like"}
 )
 """What kernels may call: functions that NumPy and CuPy both have (each was looked up in CuPy 14)."""
 
-METHODS = frozenset({"astype", "copy", "max", "mean", "reshape", "squeeze", "sum", "transpose"})
+METHODS = frozenset(
+    {"astype", "copy", "max", "mean", "min", "prod", "repeat", "reshape", "squeeze", "sum", "swapaxes", "transpose", "view"}
+)
 
 OPERATORS = (
-    *("add", "sub", "mul", "truediv", "radd", "rsub", "rmul", "rtruediv", "iadd", "isub", "imul", "itruediv"),
-    *("neg", "lt", "le", "gt", "ge"),
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "radd", "rsub", "rmul", "rtruediv", "iadd", "isub", "imul", "itruediv"),
+    *("neg", "lt", "le", "gt", "ge", "eq", "ne", "and", "lshift", "rshift"),
 )
 
 
@@ -54,6 +58,9 @@ class FakeArray:
     ndim = property(lambda self: self._data.ndim)
     size = property(lambda self: self._data.size)
     nbytes = property(lambda self: self._data.nbytes)
+    strides = property(lambda self: self._data.strides)
+    flags = property(lambda self: self._data.flags)
+    itemsize = property(lambda self: self._data.itemsize)
     T = property(lambda self: self.transpose())
 
     def __getattr__(self, name: str) -> Any:
@@ -64,6 +71,11 @@ class FakeArray:
 
     def __getitem__(self, index: Any) -> FakeArray:
         return self._cupy.launch(np.ndarray.__getitem__, self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._cupy.write(self, index, value)
+
+    __hash__ = object.__hash__
 
 
 def _operator(name: str) -> Any:
@@ -135,9 +147,34 @@ class FakeCupy:
             def synchronize(self) -> None:
                 cupy.synchronized.append(self.id)
 
+        as_strided = np.lib.stride_tricks.as_strided
+        self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda *arguments: self.launch(as_strided, *arguments)))
         self.cuda = SimpleNamespace(Device=Device, runtime=SimpleNamespace(getDeviceCount=lambda: devices))
         error_function = np.vectorize(math.erf, otypes=[np.float64])
         self.special = SimpleNamespace(erf=lambda x: self.launch(error_function, x))
+
+    def with_compiler(self, module: Any) -> None:
+        """Have `RawModule`: without it, the provider has no kernels in CUDA C."""
+
+        def open_argument(argument: Any) -> Any:
+            return self._open(argument) if isinstance(argument, FakeArray) else argument
+
+        def raw_module(code: str, options: tuple[str, ...]) -> Any:
+            compiled = module(code, open_argument)
+
+            def get_function(name: str) -> Any:
+                run = compiled.get_function(name)
+
+                def launch(*arguments: Any) -> None:
+                    self.counts["launch"] += 1
+                    self.launches[name] += 1
+                    run(*arguments)
+
+                return launch
+
+            return SimpleNamespace(get_function=get_function)
+
+        self.RawModule = raw_module
 
     @property
     def current_device(self) -> int:
@@ -182,6 +219,12 @@ class FakeCupy:
         self.counts["launch"] += 1
         self.launches[function.__name__] += 1
         return self._new(result)
+
+    def write(self, array: FakeArray, index: Any, value: Any) -> None:
+        """Assignment to a part of an array, which launches one kernel."""
+        self._open(array)[self._open(index)] = self._open(value)
+        self.counts["launch"] += 1
+        self.launches["__setitem__"] += 1
 
     def _new(self, data: np.ndarray) -> FakeArray:
         return FakeArray(self, data, Memory(self.get_default_memory_pool(), data.nbytes), self.current_device)

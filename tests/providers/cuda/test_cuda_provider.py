@@ -44,13 +44,30 @@ def test_it_is_a_provider_of_its_own_device(provider: CUDAProvider) -> None:
     assert provider.kernels.provider == "cuda"
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "?", ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
-def test_what_is_uploaded_comes_back(provider: CUDAProvider, dtype: str, shape: tuple[int, ...]) -> None:
+def test_what_is_uploaded_comes_back(provider: CUDAProvider, dtype: Any, shape: tuple[int, ...]) -> None:
     host = np.random.default_rng(0).integers(0, 2, shape).astype(dtype)
     back = provider.download(provider.upload(host))
     assert back.dtype == host.dtype
     np.testing.assert_array_equal(back, host, strict=True)
+
+
+def test_small_arrays_are_uploaded_together(provider: CUDAProvider, cupy: Any) -> None:
+    hosts = [
+        np.arange(5),
+        np.ones((1, 3), np.bool_),
+        np.linspace(0, 1, 7, dtype=np.float32).astype(ml_dtypes.bfloat16),
+        np.float16([[0.5]]),
+        np.zeros((0, 2), np.float32),
+        np.zeros((300, 300), np.float32),
+        np.arange(12, dtype=np.int32).reshape(3, 4).T,
+    ]
+    arrays = provider.upload_together(*hosts, None)
+    assert cupy.counts["upload"] == 3, "one for all small ones, one for the empty, one for the large"
+    assert arrays[-1] is None
+    for array, host in zip(arrays, hosts, strict=False):
+        np.testing.assert_array_equal(provider.download(array), host, strict=True)
 
 
 def test_upload_and_download_are_copies(provider: CUDAProvider) -> None:
@@ -62,7 +79,7 @@ def test_upload_and_download_are_copies(provider: CUDAProvider) -> None:
     assert provider.download(array).tolist() == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("dtype", [np.dtype(ml_dtypes.bfloat16), np.dtype(object), np.dtype(np.complex64)])
+@pytest.mark.parametrize("dtype", [np.dtype(ml_dtypes.float8_e5m2), np.dtype(object), np.dtype(np.complex64)])
 def test_element_types_without_arrays_are_refused(provider: CUDAProvider, dtype: np.dtype[Any]) -> None:
     with pytest.raises(ProviderError, match="has no arrays of tensor"):
         provider.upload(np.zeros(2, dtype))

@@ -109,3 +109,35 @@ def test_shape_arithmetic_stays_on_the_host(plugins: PluginManager, cupy: Any) -
     (z,) = session.run(None, {"x": x})
     np.testing.assert_allclose(z, np.exp(x).reshape(2, 12), rtol=1e-6)
     assert (cupy.counts["upload"], cupy.counts["download"], cupy.counts["launch"]) == (1, 1, 1)
+
+
+def test_all_that_is_known_before_the_device_works_is_uploaded_in_one_step(plugins: PluginManager, cupy: Any) -> None:
+    """Two inputs, and a number that the host makes of a shape; it's read after the first result of the device, and also in a branch."""
+    branch = helper.make_graph(
+        [helper.make_node("Mul", ["a", "count"], ["m"]), helper.make_node("Add", ["m", "b"], ["branch_y"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("branch_y", TensorProto.FLOAT, ["n"])],
+    )
+    nodes = [
+        helper.make_node("Exp", ["a"], ["e"]),
+        helper.make_node("Size", ["b"], ["size"]),
+        helper.make_node("Cast", ["size"], ["count"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["e", "count"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "b"], ["y"]),
+        helper.make_node("If", ["flag"], ["z"], then_branch=branch, else_branch=branch),
+    ]
+    floats = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("a", "b")]
+    inputs = [*floats, helper.make_tensor_value_info("flag", TensorProto.BOOL, [])]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("y", "z")]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    session = InferenceSession(model, SessionOptions("none"), providers=["cuda", "cpu"], plugins=plugins)
+    feeds = {"a": np.array([0.0, 1.0, 2.0], np.float32), "b": np.array([3.0, 4.0, 5.0], np.float32), "flag": np.array(True)}
+    cupy.counts.clear()
+    found = session.run(None, feeds)
+    for have, want in zip(found, ReferenceEvaluator(model).run(None, feeds), strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-6)
+    uploads = [copy for copy in session.explain().copies if copy.target == "cuda:0"]
+    assert [set(copy.value.split(", ")) for copy in uploads] == [{"a", "b", "count"}]
+    assert cupy.counts["upload"] <= 2  # the number has no axes, and so goes by itself

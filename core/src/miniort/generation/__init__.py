@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING
 from miniort.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from miniort.generation.binding import DecoderBinding, GraphBinding, LayerNames, bind_decoder
+    from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
     from miniort.generation.cache import Block, BlockedView, CacheLayoutInfo, CacheSpec, KVCache
     from miniort.generation.cache_file import fingerprint, load_cache, save_cache
+    from miniort.generation.cache_names import LayerNames
     from miniort.generation.decoder import Decoder, find_source, open_decoder
     from miniort.generation.detokenizer import StreamingDetokenizer
     from miniort.generation.generator import GeneratedToken, Generator, generate, pad_left, search, tokens_left
     from miniort.generation.measurement import Measurement, Meter
+    from miniort.generation.perplexity import TextLikelihood, next_token_log_probabilities, text_likelihood
     from miniort.generation.prompt_lookup import draft_from_context, generate_with_lookup
     from miniort.generation.sampling import (
         Continuation,
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
         TokenHistory,
     )
     from miniort.generation.scores import StepScores, TokenScore, score
-    from miniort.generation.sources import DecoderSource, ModelFormat, Tokenizer
+    from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat, Tokenizer
     from miniort.generation.statistics import GenerationStatistics, Stopwatch, peak_memory
     from miniort.generation.stop_strings import StopStrings
     from miniort.generation.verification import Check, LayerReport, LayoutChoice, LayoutVerification, Verifier, usable_layouts
@@ -39,7 +41,7 @@ __getattr__, __dir__ = lazy_exports(
     {
         "DecoderBinding": "miniort.generation.binding",
         "GraphBinding": "miniort.generation.binding",
-        "LayerNames": "miniort.generation.binding",
+        "LayerNames": "miniort.generation.cache_names",
         "bind_decoder": "miniort.generation.binding",
         "Block": "miniort.generation.cache",
         "BlockedView": "miniort.generation.cache",
@@ -63,6 +65,8 @@ __getattr__, __dir__ = lazy_exports(
         "Search": "miniort.generation.sampling",
         "SearchRun": "miniort.generation.sampling",
         "TokenHistory": "miniort.generation.sampling",
+        "ChatTemplate": "miniort.generation.sources",
+        "Architecture": "miniort.generation.sources",
         "DecoderSource": "miniort.generation.sources",
         "ModelFormat": "miniort.generation.sources",
         "Tokenizer": "miniort.generation.sources",
@@ -72,6 +76,9 @@ __getattr__, __dir__ = lazy_exports(
         "fingerprint": "miniort.generation.cache_file",
         "load_cache": "miniort.generation.cache_file",
         "save_cache": "miniort.generation.cache_file",
+        "TextLikelihood": "miniort.generation.perplexity",
+        "next_token_log_probabilities": "miniort.generation.perplexity",
+        "text_likelihood": "miniort.generation.perplexity",
         "draft_from_context": "miniort.generation.prompt_lookup",
         "generate_with_lookup": "miniort.generation.prompt_lookup",
         "StopStrings": "miniort.generation.stop_strings",
@@ -91,10 +98,12 @@ __getattr__, __dir__ = lazy_exports(
 )
 
 __all__ = [
+    "Architecture",
     "Block",
     "BlockedView",
     "CacheLayoutInfo",
     "CacheSpec",
+    "ChatTemplate",
     "Check",
     "Continuation",
     "Decoder",
@@ -122,6 +131,7 @@ __all__ = [
     "StopStrings",
     "Stopwatch",
     "StreamingDetokenizer",
+    "TextLikelihood",
     "TokenHistory",
     "TokenScore",
     "Tokenizer",
@@ -133,12 +143,14 @@ __all__ = [
     "generate",
     "generate_with_lookup",
     "load_cache",
+    "next_token_log_probabilities",
     "open_decoder",
     "pad_left",
     "peak_memory",
     "save_cache",
     "score",
     "search",
+    "text_likelihood",
     "tokens_left",
     "usable_layouts",
 ]

@@ -5,30 +5,50 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 
-from miniort.errors import CacheError, ModelError, TokenizerError
+from miniort.errors import CacheError, ChatTemplateError, GenerationError, ModelError, TokenizerError
 from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
-from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache
-from miniort.generation.join import CACHE_APPEND, CACHE_INPUT, PAST_SHAPE_INPUT, Join, join_cache
+from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, layer_contents
+from miniort.generation.join import CACHE_APPEND, Join, join_cache
+from miniort.generation.last_logits import ask_for_logits, with_first_logit
+from miniort.generation.merged import CACHE_BRANCH, is_merged, take_branch
+from miniort.generation.probes import heeds_padding, sees_later_tokens
 from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, Search, create_with_options
-from miniort.generation.sources import DecoderSource, ModelFormat, Tokenizer
+from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat, Tokenizer
+from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_feeds
 from miniort.model.loading import load_model
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
+from miniort.providers import KeepsCaches
 from miniort.runtime.session import InferenceSession, SessionOptions
-from miniort.types import DType, FloatArray, IntArray
+from miniort.types import FloatArray, IntArray
 
 
 @dataclass(frozen=True)
 class _BoundGraph:
+    """A graph's session, its binding as it is now that it's joined, how it was joined, and whether it's told which logits are wanted."""
+
     session: InferenceSession
     binding: GraphBinding
     join: Join
+    takes_first_logit: bool
+
+    @property
+    def knows_positions(self) -> bool:
+        """Whether it's told where each token stands in its row."""
+        return self.binding.positions is not None or self.join.wants_positions
+
+    @property
+    def knows_padding(self) -> bool:
+        """Whether it's told which tokens are padding."""
+        return self.binding.mask is not None or bool(self.join.windows)
 
 
 class _NoCache:
@@ -73,18 +93,24 @@ class Decoder:
         self.source = source
         self.plugins = plugins or create_plugin_manager()
         self.weights = weights or WeightStore()
-        models = [load_model(path, weights=self.weights) for path in source.graphs]
-        self.binding: DecoderBinding = bind_decoder([model.graph for model in models], bindings)
+        roles = dict(bindings or {})
+        models = _load_graphs(source.graphs, self.weights, roles.get(CACHE_BRANCH, CACHE_BRANCH))
+        if len(models) > len(source.graphs):
+            roles.pop(CACHE_BRANCH, None)  # both branches are graphs of their own now
+        binding = bind_decoder([model.graph for model in models], roles)
 
-        def bound(index: int, binding: GraphBinding) -> _BoundGraph:
-            join = join_cache(models[index], binding)
+        def bound(index: int, graph: GraphBinding) -> _BoundGraph:
+            join, graph = join_cache(models[index], graph, binding)
+            takes_first_logit = ask_for_logits(models[index], graph)
             session = InferenceSession(
                 models[index], options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND]
             )
-            return _BoundGraph(session, binding, join)
+            return _BoundGraph(session, graph, join, takes_first_logit)
 
-        self._decode = bound(-1, self.binding.decode)
-        self._prefill = self._decode if self.binding.prefill is None else bound(0, self.binding.prefill)
+        self._decode = bound(-1, binding.decode)
+        self._prefill = self._decode if binding.prefill is None else bound(0, binding.prefill)
+        appended = self._decode.join.dtype
+        self.binding: DecoderBinding = binding if appended is None else replace(binding, dtype=np.dtype(appended))
         self.context_length = source.context_length
 
     @property
@@ -118,10 +144,19 @@ class Decoder:
         CacheError for one that lets go of old tokens where the model can't be told positions.
         """
         info = find_named(self.plugins, "miniort_cache_layouts", CacheLayoutInfo, layout, "cache layout")
-        if info.lets_go and self.binding.decode.positions is None:
+        if info.lets_go and not self._decode.knows_positions:
             raise self._positions_unknown(f"cache layout {layout!r} lets go of old tokens")
-        cache: KVCache = create_with_options("cache layout", layout, info.create, [self.cache_spec(batch)], options)
+        create = (None if self._cache_keeper is None else self._cache_keeper.cache_layout(layout)) or info.create
+        cache: KVCache = create_with_options("cache layout", layout, create, [self.cache_spec(batch)], options)
         return cache
+
+    @cached_property
+    def _cache_keeper(self) -> KeepsCaches | None:
+        """The provider on whose device the graph of each step appends to the cache, if it can keep one there."""
+        session = self._decode.session
+        names = {step.info.provider for step in session.plan.steps if (step.info.domain, step.info.op) == ("miniort", "CacheAppend")}
+        appending = [each.provider for each in session.providers if each.name in names]
+        return appending[0] if len(appending) == 1 and isinstance(appending[0], KeepsCaches) else None
 
     def new_sampler(self, name: str = "greedy", **options: Any) -> Sampler | Search:
         """The sampler or search of that name. PluginError if there is none, or it has no such option."""
@@ -150,33 +185,110 @@ class Decoder:
         return {**options, "tokenizer": self.open_tokenizer()}
 
     def open_tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. TokenizerError if there is none beside the model."""
+        """The model's tokenizer. TokenizerError if there is none beside the model, or it has ids that the model doesn't know."""
         if self.source.tokenizer is None:
             raise TokenizerError(f"{self.source.name}: no tokenizer.json beside the model; name one with --tokenizer FILE")
-        return self.source.tokenizer()
+        tokenizer = self.source.tokenizer()
+        known = self.binding.vocabulary_size
+        if known is not None and tokenizer.vocabulary_size > known:
+            raise TokenizerError(
+                f"{self.source.name}: the tokenizer has {tokenizer.vocabulary_size} tokens and the model knows {known}, so they don't "
+                "belong together; name the model's own with --tokenizer FILE"
+            )
+        return tokenizer
+
+    def open_chat_template(self) -> ChatTemplate:
+        """How the model wants conversations written down. ChatTemplateError if it says nothing about that."""
+        if self.source.chat_template is None:
+            raise ChatTemplateError(
+                f"{self.source.name} has no chat template: it wasn't trained for conversations; take a model that was, "
+                "or name a template with --chat-template FILE"
+            )
+        return self.source.chat_template()
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """How many token ids there are, None where the graphs don't say."""
+        return self.binding.vocabulary_size
+
+    def check_tokens(self, tokens: IntArray) -> None:
+        """GenerationError for a token id that the model doesn't know. tokens: of any shape."""
+        size = self.vocabulary_size
+        if tokens.size == 0 or (tokens.min() >= 0 and (size is None or tokens.max() < size)):
+            return
+        wrong = tokens[(tokens < 0) | (tokens >= (size or np.inf))]
+        known = "token ids aren't negative" if size is None else f"{self.source.name} has {size:,} token ids, 0 to {size - 1}"
+        raise GenerationError(f"there is no token {int(wrong.flat[0])}: {known}; give it the tokenizer that it was made with")
+
+    @cached_property
+    def takes_several_tokens(self) -> bool:
+        """Whether the graph of each step may be given several new tokens behind a past: none of them must see a later one.
+
+        A graph that was exported for one token at a time may lack the mask for that, so it's tried out, once.
+        """
+        graph = self._decode
+        batch, new = (graph.binding.shapes.get(graph.binding.tokens) or (None, None))[:2]
+        if isinstance(new, int):
+            return False
+        forward = partial(self._run, graph, every_logit=True)
+        return graph.join.causal or not sees_later_tokens(forward, self.cache_spec, 1 if batch == 1 else 2)
+
+    @cached_property
+    def padding_obstacle(self) -> str | None:
+        """Why rows of different lengths can't be in one batch, padded on the left; None where they can.
+
+        A graph that isn't told positions may count them from the padding, so it's tried out, once.
+        """
+        graph = self._prefill
+        if not graph.knows_padding:
+            return f"{self.source.name} takes no attention mask, so it can't tell padding from text"
+        if graph.knows_positions and not graph.join.counts_keys:
+            return None
+        if heeds_padding(partial(self._run, graph), self.cache_spec):
+            return None
+        if graph.join.counts_keys:
+            return f"{self.source.name} wants its rows padded on the right: {graph.join.reason}"
+        return f"{self.source.name} takes no position_ids and counts positions from the padding; export it with position_ids"
 
     def uncached(self, tokens: IntArray, mask: IntArray) -> FloatArray:
         """One run of a whole history, [batch, time], that leaves nothing behind: the baseline. Logits as `forward` gives them."""
         return self.forward(tokens, mask, _NoCache())
 
-    def forward(self, tokens: IntArray, mask: IntArray, cache: KVCache) -> FloatArray:
+    def forward(self, tokens: IntArray, mask: IntArray, cache: KVCache, *, every_logit: bool = False) -> FloatArray:
         """One step: append `tokens` [batch, new] to the cache and give logits [batch, n, vocabulary] of the last n of them.
 
-        mask: [batch, cache.length + new], 0 where a row is padded on the left. n is what the graph gives: `new`, or 1.
-        The tokens are appended but not committed: that's the caller's decision.
+        mask: [batch, cache.length + new], 0 where a row is padded on the left. n is 1; with `every_logit` it's `new`, or 1 from a graph
+        that gives no more. The tokens are appended but not committed: that's the caller's decision.
+        GenerationError for several tokens where the graph takes one at a time; see `takes_several_tokens`.
         """
-        new = tokens.shape[1]
         graph = self._prefill if cache.length == 0 else self._decode
+        if tokens.shape[1] > 1 and graph is self._decode and not self.takes_several_tokens:
+            raise GenerationError(
+                f"{self.source.name} takes one new token at a time: with several, each would see those after it, for its graph has no mask "
+                "between them; give them one by one, or export it with a causal mask"
+            )
+        return self._run(graph, tokens, mask, cache, every_logit=every_logit)
+
+    def _run(self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, cache: KVCache, *, every_logit: bool = False) -> FloatArray:
+        batch, new = tokens.shape
         positions = np.clip(np.cumsum(mask, axis=1)[:, -new:] - 1, 0, None)
         kept = cache.positions()
         if len(kept) != cache.length:
-            if graph.binding.positions is None:
+            if not graph.knows_positions:
                 raise self._positions_unknown(f"the cache has let go of {cache.length - len(kept)} tokens")
             mask = np.concatenate([mask[:, kept], mask[:, -new:]], axis=1)
-        feeds = self._feeds(graph, tokens, mask, positions, len(kept), cache)
+        places = np.concatenate([kept, np.arange(cache.length, cache.length + new)])
+        step = Step(tokens, positions, mask, places, every_logit)
+        past_shape = (batch, self.binding.kv_heads, len(kept), self.binding.head_dim)
+        feeds = step_feeds(graph.binding, graph.join, step, cache, past_shape)
+        if graph.takes_first_logit:
+            feeds = with_first_logit(feeds, every_logit)
+        if not graph.join.appends:
+            feeds |= past_feeds(graph.binding, [layer_contents(cache, self.cache_spec(batch), each) for each in range(self.binding.layers)])
         outputs = graph.session.execute(feeds)
         if not graph.join.appends:
-            self._take_present(graph, outputs, cache, new)
+            for layer, (key, value) in enumerate(cache_parts(graph.binding, outputs, new, self.binding.dtype)):
+                cache.append(layer, key, value)
         logits: FloatArray = outputs[graph.binding.logits]
         return logits if logits.ndim == 3 else logits[:, None, :]
 
@@ -187,66 +299,20 @@ class Decoder:
             "use a layout that keeps all tokens, or export the model with position_ids"
         )
 
-    def _feeds(
-        self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, positions: IntArray, kept: int, cache: KVCache
-    ) -> dict[str, Any]:
-        binding, batch = graph.binding, tokens.shape[0]
-
-        def integers(name: str, values: Any) -> Any:
-            return np.ascontiguousarray(values, binding.dtypes[name])
-
-        feeds = {binding.tokens: integers(binding.tokens, tokens)}
-        if binding.mask is not None:
-            feeds[binding.mask] = integers(binding.mask, mask)
-        if binding.positions is not None:
-            feeds[binding.positions] = integers(binding.positions, positions)
-        for name in binding.extra:
-            feeds[name] = integers(name, _extra_feed(name, tokens, kept))
-        if graph.join.appends:
-            feeds[CACHE_INPUT] = cache
-            if graph.join.wants_past_shape:
-                feeds[PAST_SHAPE_INPUT] = np.array([batch, self.binding.kv_heads, kept, self.binding.head_dim], np.int64)
-            return feeds
-        if binding.past:
-            for layer, names in enumerate(binding.past):
-                key, value = self._past(cache, layer, batch)
-                if names.packed:
-                    feeds[names.key] = np.stack([key, value])
-                else:
-                    feeds[names.key], feeds[names.value] = key, value
-        return feeds
-
-    def _past(self, cache: KVCache, layer: int, batch: int) -> tuple[Any, Any]:
-        """All keys and values of a layer so far: what appending nothing gives."""
-        binding = self.binding
-        nothing = (
-            np.empty((batch, binding.kv_heads, 0, binding.head_dim), binding.dtype),
-            np.empty((batch, binding.kv_heads, 0, binding.value_head_dim), binding.dtype),
-        )
-        keys, values = cache.append(layer, *nothing)
-        return np.asarray(keys), np.asarray(values)
-
-    def _take_present(self, graph: _BoundGraph, outputs: Mapping[str, Any], cache: KVCache, new: int) -> None:
-        for layer, names in enumerate(graph.binding.present):
-            key, value = outputs[names.key] if names.packed else (outputs[names.key], outputs[names.value])
-            # Copies, because a view would keep the whole present alive, history and all.
-            dtype: DType = self.binding.dtype
-            cache.append(layer, *(np.array(part[:, :, -new:], dtype) for part in (key, value)))
-
     def close(self) -> None:
         """Give the memory of all providers back."""
         for session in self.sessions.values():
             session.close()
 
 
-def _extra_feed(name: str, tokens: IntArray, kept: int) -> Any:
-    if name == "use_cache_branch":
-        return [kept > 0]
-    if name == "cache_position":
-        return np.arange(kept, kept + tokens.shape[1])
-    if name == "token_type_ids":
-        return np.zeros_like(tokens)
-    return 1  # num_logits_to_keep: the last position's
+def _load_graphs(paths: Sequence[Path], weights: WeightStore, cache_branch: str) -> list[ir.Model]:
+    """The graphs of a decoder; the two that a merged one holds, for the prompt and for each step."""
+    models = [load_model(path, weights=weights) for path in paths]
+    if len(models) == 1 and is_merged(models[0], cache_branch):
+        models.append(load_model(paths[0], weights=weights))
+        for model, cached in zip(models, (False, True), strict=True):
+            take_branch(model, cached, cache_branch)
+    return models
 
 
 def find_source(model: str | os.PathLike[str], plugins: PluginManager) -> DecoderSource:

@@ -135,6 +135,9 @@ class Generator:
     def _check_prompt(self, tokens: IntArray, mask: IntArray) -> None:
         if (np.diff(mask, axis=1) < 0).any() or not mask[:, -1].all():
             raise GenerationError("only the first tokens of a row may be padding; pad on the left")
+        self.decoder.check_tokens(tokens)
+        if not mask.all() and (obstacle := self.decoder.padding_obstacle) is not None:
+            raise GenerationError(f"rows of different lengths can't be in one batch: {obstacle}; or give one row at a time")
         limit = self.decoder.context_length
         if limit is not None and tokens.shape[1] > limit:
             raise GenerationError(f"{tokens.shape[1]} tokens are more than the model's context of {limit}; shorten the prompt")
@@ -205,11 +208,18 @@ class Generator:
         logits: FloatArray | None = None
         while cache.length < history.length:
             start = cache.length
-            end = history.length if self.prefill_chunk is None else min(history.length, start + self.prefill_chunk)
+            end = min(history.length, start + (self._most_at_once(start) or history.length))
             logits = self.decoder.forward(history.tokens[:, start:end], history.mask[:, :end], cache)
             cache.commit(end - start)
         assert logits is not None
         return np.ascontiguousarray(logits[:, -1], np.float32)
+
+    def _most_at_once(self, start: int) -> int | None:
+        """How many tokens the next run may be given behind `start` of them, None for any number."""
+        decoder = self.decoder
+        if self._history.length - start > 1 and (start or decoder.binding.prefill is None) and not decoder.takes_several_tokens:
+            return 1
+        return self.prefill_chunk
 
     def step(self, remaining: int | None = None) -> IntArray:
         """Choose the next token of each row, [batch], and append it. A row that has ended goes on with its end token.
@@ -246,9 +256,10 @@ class Generator:
         limit = self.decoder.context_length
         if limit is not None and history.length + len(draft) > limit:
             raise GenerationError(f"a draft of {len(draft)} tokens doesn't fit behind {history.length}: the model's context is {limit}")
+        self.decoder.check_tokens(np.asarray(draft, np.int64))
         tokens = np.concatenate([history.tokens[:, -1:], np.asarray([draft], np.int64).reshape(1, -1)], axis=1)
         mask = np.concatenate([history.mask, np.ones((1, len(draft)), np.int64)], axis=1)
-        logits = np.ascontiguousarray(self.decoder.forward(tokens, mask, cache)[0], np.float32)  # [1 + draft, vocabulary]
+        logits = np.ascontiguousarray(self.decoder.forward(tokens, mask, cache, every_logit=True)[0], np.float32)  # [1 + draft, vocabulary]
         if len(logits) != tokens.shape[1]:
             raise GenerationError("a draft can't be verified: the graph gives the logits of the last token alone; export it with all")
         rngs = copy.deepcopy(self._rngs)

@@ -235,8 +235,8 @@ class Verifier:
 
     @cached_property
     def _rows(self) -> list[_Baseline]:
-        """Rows of several lengths; of one length where the model takes no positions, for then padding would shift them."""
-        padded = self.decoder.binding.decode.positions is not None
+        """Rows of several lengths; of one length where the model can't tell padding."""
+        padded = self.decoder.padding_obstacle is None
         lengths = [min(length, self.limit - 1) for length in (BATCH_LENGTHS if padded else BATCH_LENGTHS[:1] * len(BATCH_LENGTHS))]
         steps = min(4, self.limit - max(lengths) + 1)
         return [self._uncached_run(self._random_tokens(length, seed=row), steps) for row, length in enumerate(lengths)]
@@ -390,11 +390,14 @@ class Verifier:
     def _forward(self, cache: KVCache, tokens: IntArray) -> FloatArray:
         """Run the tokens [time] that aren't in the cache yet: their logits, [n, vocabulary]."""
         mask = np.ones((1, len(tokens)), np.int64)
-        logits: FloatArray = self.decoder.forward(tokens[None, cache.length :], mask, cache)[0].astype(np.float32)
+        logits: FloatArray = self.decoder.forward(tokens[None, cache.length :], mask, cache, every_logit=True)[0].astype(np.float32)
         return logits
 
     def _advance(self, cache: KVCache, tokens: IntArray) -> FloatArray:
+        """Run these tokens and commit them; one by one where the graph takes no more at a time."""
         new = len(tokens) - cache.length
+        if (cache.length or self.decoder.binding.prefill is None) and new > 1 and not self.decoder.takes_several_tokens:
+            return np.concatenate([self._advance(cache, tokens[: end + 1]) for end in range(cache.length, len(tokens))])
         logits = self._forward(cache, tokens)
         cache.commit(new)
         return logits

@@ -16,7 +16,7 @@ def raise_layer_normalization(model: ir.Model, context: PassContext) -> None:
         if not isinstance(graph, ir.Graph):
             continue
         for found in normalized_values(graph, context):
-            if found.scale is not None and found.narrow is None:
+            if found.scale is not None and found.narrow is None and found.scale.dtype == found.x.dtype:
                 _replace(found, found.scale, context)
 
 

@@ -30,7 +30,8 @@ class Normalized:
     """`x` / √(mean of x² over the last `count` axes + epsilon) · scale; `root` is the value that holds it, `nodes` those that compute it.
 
     x: [..., after...]; scale: broadcasts to [after...], None where there is none -> x's shape
-    narrow: the value that x was widened from, where the result is narrowed to its type again before it's multiplied with the scale.
+    narrow: the value that x was widened from, where the result is narrowed to its type again before it's multiplied with the scale. The
+    scale may be of a narrower type than x also where x wasn't widened.
     """
 
     x: ir.Value
@@ -106,19 +107,20 @@ def _longest(x: ir.Value, add: ir.Node, epsilon: float, count: int, before: froz
 
 
 def _with_narrow_scale(found: Normalized) -> Normalized | None:
-    """The form that computes in float32 what is of another type: Cast, normalise, Cast back, multiply with the scale."""
-    widening = found.x.producer()
-    narrow = widening.inputs[0] if widening is not None and widening.domain == "" and widening.op_type == "Cast" else None
-    if narrow is None or found.x.dtype != ir.DataType.FLOAT or narrow.dtype not in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
+    """The form that computes in float32 what goes on in another type: (Cast,) normalise, Cast, multiply with the scale."""
+    if found.x.dtype != ir.DataType.FLOAT:
         return None
+    widening = found.x.producer()
+    widened = widening.inputs[0] if widening is not None and widening.domain == "" and widening.op_type == "Cast" else None
     for cast in consumers(found.root, "Cast"):
         back = cast.outputs[0]
-        if back.dtype != narrow.dtype:
+        if back.dtype not in (ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
             continue
+        narrow = widened if widened is not None and widened.dtype == back.dtype else None
         for multiply in consumers(back, "Mul"):
             scale, root = other_input(multiply, back), multiply.outputs[0]
             nodes = found.nodes | {cast, multiply}
-            if scale is not None and scale.dtype == narrow.dtype and is_scale(scale, found.x, found.count) and is_enclosed(nodes, root):
+            if scale is not None and scale.dtype == back.dtype and is_scale(scale, found.x, found.count) and is_enclosed(nodes, root):
                 return Normalized(found.x, narrow, scale, found.epsilon, found.count, root, nodes)
     return None
 

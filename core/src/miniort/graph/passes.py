@@ -17,17 +17,19 @@ class Level(IntEnum):
     """How far a graph is changed. A pass runs where the session's level is at least its own.
 
     REQUIRED passes always run: without them some graphs can't run at all. BASIC keeps every op that the model has; EXTENDED may
-    replace many by one.
+    replace many by one, of the ONNX standard, so that the result is a model for any runtime; ALL may also make ops that only providers of
+    miniort have.
     """
 
     REQUIRED = 0
     BASIC = 1
     EXTENDED = 2
+    ALL = 3
 
     @classmethod
     def from_name(cls, name: str) -> Level:
         """`"none"`, `"basic"`, `"extended"` or `"all"`, as onnxruntime calls them. KeyError for another."""
-        return {"none": cls.REQUIRED, "basic": cls.BASIC, "extended": cls.EXTENDED, "all": cls.EXTENDED}[name.lower()]
+        return {"none": cls.REQUIRED, "basic": cls.BASIC, "extended": cls.EXTENDED, "all": cls.ALL}[name.lower()]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Change:
 
 Supports = Callable[[str, str, int, Sequence[DType | None]], bool]
 Evaluate = Callable[[ir.Node, Sequence[Array | None]], "Sequence[Array] | None"]
+ProviderOf = Callable[[ir.Node], "str | None"]
 
 
 @dataclass
@@ -49,12 +52,18 @@ class PassContext:
 
     `supports(op, domain, version, input dtypes)`: whether a provider of the session has a kernel; ask before making a node that the model
     didn't have. `evaluate(node, inputs)`: the outputs of a node on host arrays, None where they can't be had before a run.
+    `opset_bound`: the newest opset of the default domain that the whole model can be written in, None while nobody has looked; a pass makes
+    no node of a newer one.
+    `provider_of(node)`: the name of the provider that would get a node, None for nobody. Where a fusion would move work from one provider
+    to another, the graph is better left as it is.
     """
 
     supports: Supports
     evaluate: Evaluate
     weights: WeightStore
     opsets: Mapping[str, int]
+    opset_bound: int | None = None
+    provider_of: ProviderOf = lambda node: None
     changes: list[Change] = field(default_factory=list)
     _running: str = ""
 

@@ -16,7 +16,12 @@ from miniort.types import Array, dtype_from_onnx
 
 
 def can_make(context: PassContext, op: str, since: int, inputs: Sequence[ir.Value | None]) -> bool:
-    """Whether some provider has a standard op, which came with opset `since`, for the types of these inputs, all of which are known."""
+    """Whether some provider has a standard op, which came with opset `since`, for the types of these inputs, all of which are known.
+
+    Never one of a newer opset than the rest of the model can be written in.
+    """
+    if context.opset_bound is not None and since > context.opset_bound:
+        return False
     if any(value is not None and value.dtype is None for value in inputs):
         return False
     dtypes = [None if value is None or value.dtype is None else dtype_from_onnx(int(value.dtype)) for value in inputs]
@@ -25,11 +30,18 @@ def can_make(context: PassContext, op: str, since: int, inputs: Sequence[ir.Valu
 
 
 def make_node(
-    context: PassContext, before: ir.Node, op: str, since: int, inputs: Sequence[ir.Value | None], attributes: Mapping[str, Any]
+    context: PassContext,
+    before: ir.Node,
+    op: str,
+    since: int,
+    inputs: Sequence[ir.Value | None],
+    attributes: Mapping[str, Any],
+    outputs: int = 1,
 ) -> ir.Node:
     """A node of a standard op, put before another one. It keeps its own opset where the model imports an older one."""
     imported = context.opsets.get("", 0)
-    node = ir.node(op, inputs, dict(attributes) or None, name=f"{before.name}/{op}", version=None if imported >= since else since)
+    version = None if imported >= since else since
+    node = ir.node(op, inputs, dict(attributes) or None, name=f"{before.name}/{op}", version=version, num_outputs=outputs)
     node.outputs[0].name = f"{before.outputs[0].name}/{op}"
     graph = before.graph
     assert graph is not None

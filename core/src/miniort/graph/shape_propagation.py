@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from miniort.graph.matching import int_attribute
+from miniort.graph.matching import int_attribute, integers
 from miniort.graph.symbolic_sizes import Size, size_product
 from miniort.model.constants import constant_array, is_constant, shape_of
 from miniort.model.loading import attribute_graphs
@@ -24,10 +24,28 @@ _PAST_SHAPE = "miniort.past_shape"
 """The input that the generation's join of a cache adds in the place of pasts whose shape is asked for."""
 _PAST = f"{_PAST_SHAPE}[2]"
 _SAME_SHAPE = frozenset(
-    {"Abs", "Cast", "Ceil", "Clip", "Cos", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity", "IsInf"}
+    {
+        "Abs",
+        "Cast",
+        "Ceil",
+        "Clip",
+        "Cos",
+        "CumSum",
+        "DequantizeLinear",
+        "Dropout",
+        "Elu",
+        "Erf",
+        "Exp",
+        "Floor",
+        "Gelu",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "IsInf",
+    }
     | {"IsNaN", "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Reciprocal", "Relu", "RMSNormalization"}
     | {"RotaryEmbedding", "Round", "ScatterElements", "ScatterND", "Sigmoid", "Sign", "Sin", "Softmax", "Softplus", "Sqrt", "Swish"}
-    | {"Tanh", "Trilu"}
+    | {"QuantizeLinear", "Tanh", "Trilu"}
 )
 _SAME_SHAPE_CONTRIB = frozenset({"BiasGelu", "FastGelu", "Gelu", "LayerNormalization", "QuickGelu", "RotaryEmbedding"})
 """Ops of onnxruntime's domain, which exporters mix with the standard ones and type inference doesn't know."""
@@ -106,6 +124,10 @@ class ShapeTable:
         for value in node.outputs[::3] if node.op_type in _SKIPPED else node.outputs[:1]:
             if value.type is None and dtype is not None:
                 value.type = ir.TensorType(dtype)
+
+    def assume(self, value: ir.Value, dims: Dims) -> None:
+        """Take a shape as given that can't be proven from what computes the value."""
+        self._settle(value, dims)
 
     def forget(self, value: ir.Value) -> None:
         """Drop what's known of a value that is computed in another way now."""
@@ -218,7 +240,7 @@ class ShapeTable:
         """The shape that a Slice of steps of 1 gives."""
         bounds = self.slice_bounds(node, len(dims))
         if bounds is None:
-            return None
+            return self._strided(node, dims)
         result = list(dims)
         for axis, (start, end) in bounds.items():
             first, last = _bound(start, dims[axis]), _bound(end, dims[axis])
@@ -226,6 +248,13 @@ class ShapeTable:
             if not result[axis].is_natural:
                 result[axis] = self._fresh(node.outputs[0], axis)
         return tuple(result)
+
+    def _strided(self, node: ir.Node, dims: Dims) -> Dims | None:
+        """The shape that a Slice of known bounds and any steps gives, where the sizes of the axes that it cuts are known."""
+        cuts = constant_slices(node, len(dims), self.weights)
+        if cuts is None or any(dims[axis].number is None for axis in cuts):
+            return None
+        return tuple(Size.of(len(range(size.number or 0)[cuts[axis]])) if axis in cuts else size for axis, size in enumerate(dims))
 
     def slice_bounds(self, node: ir.Node, rank: int) -> dict[int, tuple[Size, Size]] | None:
         """Start and end of a Slice for each axis that it cuts; None if they aren't followed, or a step isn't 1."""
@@ -251,11 +280,29 @@ class ShapeTable:
         return None if rule is None else rule(self, node)
 
 
+def constant_slices(node: ir.Node, rank: int, weights: WeightStore) -> dict[int, slice] | None:
+    """What a Slice takes of each axis that it cuts, where all its bounds are constant; None if they aren't, or a step is below zero."""
+    if "starts" in node.attributes:
+        starts, ends = (tuple(node.attributes[name].as_ints()) for name in ("starts", "ends"))
+        axes: Sequence[int] = node.attributes["axes"].as_ints() if "axes" in node.attributes else range(len(starts))
+        return {axis % rank: slice(start, end) for axis, start, end in zip(axes, starts, ends, strict=True)}
+    given = [None if x is None else integers(x, weights) for x in node.inputs[1:]] + [None] * 4
+    if any(x is not None and numbers is None for x, numbers in zip(node.inputs[1:], given, strict=False)):
+        return None
+    starts, ends = given[0] or (), given[1] or ()
+    axes, steps = given[2] or range(len(starts)), given[3] or (1,) * len(starts)
+    if min(steps, default=1) < 1:
+        return None
+    return {axis % rank: slice(start, end, step) for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)}
+
+
 def _element_type(node: ir.Node) -> ir.DataType | None:
     """The element type of a node's main output. Type inference stops at ops that it doesn't know; this goes on behind them."""
     op = node.op_type
     if op == "Cast":
         return ir.DataType(int_attribute(node, "to", 0)) or None
+    if op == "DequantizeLinear" and node.domain == "":
+        return node.inputs[1].dtype if node.inputs[1] is not None and "output_dtype" not in node.attributes else None
     if op in _LOGICAL:
         return ir.DataType.BOOL
     follows = op in _SAME_TYPE_CONTRIB or (op in _SAME_TYPE and node.domain == "")
@@ -375,6 +422,19 @@ def _range(table: ShapeTable, node: ir.Node, _: Dims) -> Sequence[Dims | None]:
     return [(length,)] if length.is_natural else [None]
 
 
+def _tile(table: ShapeTable, node: ir.Node, dims: Dims) -> Sequence[Dims | None]:
+    repeats = table.integers(node.inputs[1]) if len(node.inputs) == 2 else None
+    if repeats is None or len(repeats.items) != len(dims) or not all(item.is_natural for item in repeats.items):
+        return [None]
+    return [tuple(size * count for size, count in zip(dims, repeats.items, strict=True))]
+
+
+def _flatten(table: ShapeTable, node: ir.Node, dims: Dims) -> Sequence[Dims | None]:
+    axis = int_attribute(node, "axis", 1)
+    axis += len(dims) if axis < 0 else 0
+    return [(size_product(dims[:axis]), size_product(dims[axis:]))]
+
+
 def _attention(table: ShapeTable, node: ir.Node, q: Dims) -> Sequence[Dims | None]:
     v = table.dims(node.inputs[2])
     return [(*q[:3], v[3])] if len(q) == 4 and v is not None and len(v) == 4 else [None]
@@ -390,6 +450,7 @@ _SHAPE_RULES: dict[str, ShapeRule] = {
     "Concat": _concat,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,
+    "Flatten": _flatten,
     "Gather": _gather,
     "Gemm": _gemm,
     "MatMul": _matmul,
@@ -399,6 +460,7 @@ _SHAPE_RULES: dict[str, ShapeRule] = {
     "Slice": lambda table, node, dims: [table.sliced(node, dims)],
     "Split": _split,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
 }
@@ -426,7 +488,11 @@ _CONTRIB_RULES: dict[str, ShapeRule] = {
     "SkipSimplifiedLayerNormalization": _skip,
 }
 
-_SAME_TYPE = (_SAME_SHAPE | _BROADCAST | _REDUCTIONS | frozenset(_SHAPE_RULES)) - _LOGICAL - {"ConstantOfShape", "MatMulInteger"}
+_SAME_TYPE = (
+    (_SAME_SHAPE | _BROADCAST | _REDUCTIONS | frozenset(_SHAPE_RULES))
+    - _LOGICAL
+    - ({"ConstantOfShape", "DequantizeLinear", "MatMulInteger", "QuantizeLinear"})
+)
 """Ops whose first output has the element type of their first input, for `Where` of the second."""
 _SAME_TYPE_CONTRIB = _SAME_SHAPE_CONTRIB | _SKIPPED | {"MatMulNBits", "SimplifiedLayerNormalization"}
 

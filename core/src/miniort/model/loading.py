@@ -114,8 +114,8 @@ def _map_external_data(model: ir.Model, name: str, folder: Path | None, weights:
 def resolve_external_path(folder: Path, location: str) -> Path:
     """The file that external data lies in. ModelError if that's outside of the model's folder.
 
-    Symbolic links may lead out of the folder only where a hub cache made them: from `<cache>/snapshots/<revision>/…` to
-    `<cache>/blobs/…` of the same cache.
+    Symbolic links may lead out of the folder only where a hub cache made them: from `<cache>/models--<name>/snapshots/<revision>/…` to
+    `<cache>/models--<name>/blobs/…`, and from there to `<cache>/blobs/…`, which repositories share.
     """
     root = Path(os.path.abspath(folder))
     path = Path(os.path.normpath(root / location))
@@ -125,7 +125,11 @@ def resolve_external_path(folder: Path, location: str) -> Path:
     if real.is_relative_to(os.path.realpath(root)):
         return path
     for ancestor in (root, *root.parents):
-        if ancestor.parent.name == "snapshots" and real.is_relative_to(os.path.realpath(ancestor.parent.parent / "blobs")):
+        if ancestor.parent.name != "snapshots":
+            continue
+        repository = ancestor.parent.parent
+        shared = [repository.parent] if repository.name.startswith("models--") else []
+        if any(real.is_relative_to(os.path.realpath(place / "blobs")) for place in (repository, *shared)):
             return path
     raise ModelError(
         f"external data {location!r} is a link to {str(real)!r}, outside of the model's folder and of a hub cache around it: refused"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import threading
 from collections.abc import Callable, Hashable
@@ -111,12 +112,40 @@ class WeightStore:
                 self._derived[name] = result
             return self._derived[name]
 
+    def release(self, array: Array) -> None:
+        """Hold a weight no longer, as what was made from it takes its place. Whoever else uses it keeps it, and may intern it again.
+
+        One that's mapped from a file stays known: it takes no memory of its own, and another session may have it already.
+        """
+        with self._lock:
+            key = self._keys.get(id(array))
+            mapped = isinstance(key, tuple) and key[:1] == ("file",)
+            if key is not None and not mapped and self._weights.get(key) is array:
+                del self._weights[key], self._keys[id(array)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights, mapped ones included, and of the arrays made from them."""
         with self._lock:
             derived = [array for array in self._derived.values() if isinstance(array, np.ndarray)]
             return sum(array.nbytes for array in [*self._weights.values(), *derived])
+
+
+def let_go_of_pages(array: Array) -> None:
+    """Tell the system that the pages of a mapped weight aren't needed soon: they no longer count as the process's memory.
+
+    They're read again from the file, or from where the system keeps it, when somebody looks. Arrays that aren't mapped stay as they are.
+    """
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        mapped, base = base, base.base
+    if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+        return
+    first = array.ctypes.data - mapped.ctypes.data
+    start = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (first + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+    if length > 0:
+        base.madvise(mmap.MADV_DONTNEED, start, length)
 
 
 def content_key(array: Array) -> WeightKey:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from miniort.generation.cache import CacheLayoutInfo
     from miniort.generation.sampling import LogitsProcessorInfo, SamplerInfo
-    from miniort.generation.sources import ModelFormat
+    from miniort.generation.sources import Architecture, ModelFormat
     from miniort.graph.passes import GraphPass
     from miniort.kernels import Kernel, NodeView
     from miniort.providers import ProviderInfo
@@ -64,6 +64,11 @@ def miniort_cache_layouts() -> list[CacheLayoutInfo]:  # type: ignore[empty-body
 @hookspec
 def miniort_model_formats() -> list[ModelFormat]:  # type: ignore[empty-body]
     """Kinds of model, on disk or on a hub, that this plugin recognises and opens."""
+
+
+@hookspec
+def miniort_architectures() -> list[Architecture]:  # type: ignore[empty-body]
+    """Kinds of decoder whose graphs this plugin can write from their weights."""
 
 
 @hookspec

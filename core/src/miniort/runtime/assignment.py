@@ -22,6 +22,9 @@ SHAPE_OPS = frozenset(
 )
 """Ops that compute with shapes. Where all that they read is shapes, they stay on the host: a device would only wait for each number."""
 
+SHAPE_INPUTS = frozenset({"miniort.past_shape"})
+"""Graph inputs that are shapes themselves: that of a decoder's past, which a join to a cache leaves in its stead."""
+
 
 @dataclass(frozen=True)
 class OpenProvider:
@@ -66,7 +69,7 @@ class Assigner:
     def assign(self, graph: ir.Graph) -> dict[ir.Node, Placement]:
         """A placement for every node of a graph and of its sub-graphs."""
         placements: dict[ir.Node, Placement] = {}
-        self._assign(graph, set(), placements)
+        self._assign(graph, {value for value in graph.inputs if value.name in SHAPE_INPUTS}, placements)
         return placements
 
     def _assign(self, graph: ir.Graph, shapes: set[ir.Value], placements: dict[ir.Node, Placement]) -> None:
@@ -144,6 +147,11 @@ class Assigner:
         names = [each.name for each in self.providers]
         before = names[: names.index(provider.name)]
         return Placement(view, provider, kernel, reason, tuple(refusal for refusal in refusals if refusal.provider in before))
+
+    def provider_of(self, node: ir.Node) -> str | None:
+        """The name of the provider that would get a node, None for nobody."""
+        provider = self.place(node).provider
+        return None if provider is None else provider.name
 
     def supports(self, op: str, domain: str, version: int, dtypes: Sequence[DType | None] = ()) -> bool:
         """Whether some provider has a kernel for an op of this schema version and these input types."""

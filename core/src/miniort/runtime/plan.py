@@ -7,18 +7,18 @@ whose sub-graphs read values of this graph. Each device that a value is needed o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
 from miniort.errors import KernelError, MiniortError, RunError
-from miniort.kernels import ANY_INPUT, Kernel, NodeContext, NodeView, Run, qualified_op
+from miniort.kernels import ANY_INPUT, UFUNC_BUFFER, Kernel, NodeContext, NodeView, Run, qualified_op
 from miniort.model.constants import constant_array, initial_array, is_constant, value_info
 from miniort.model.loading import attribute_graphs
 from miniort.model.weights import WeightStore
-from miniort.providers import HOST
+from miniort.providers import HOST, UploadsTogether
 from miniort.runtime.assignment import OpenProvider, Placement
 from miniort.runtime.observers import NodeInfo, Observer
 from miniort.types import Array, ValueInfo, type_string
@@ -51,7 +51,9 @@ class CopyInfo:
 class Plan:
     """A graph that is ready to run. Nothing in it changes when it's run, so it may run in several threads at once.
 
-    `names` are the slots of the values that this graph computes or is given, `known_names` also has those of its sub-graphs.
+    `names` are the slots of the values that this graph computes or is given, `known_names` also has those of its sub-graphs. `views`: for a
+    slot whose value may share its memory with another's, that one's slot. `written_over`: for a slot whose value is written over one that
+    dies, if their sizes are the same, the slots that come into question.
     """
 
     steps: tuple[Step, ...]
@@ -64,6 +66,8 @@ class Plan:
     names: Mapping[str, int]
     known_names: frozenset[str]
     observers: tuple[Observer, ...] = ()
+    views: Mapping[int, int] = field(default_factory=dict)
+    written_over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def run(self, inputs: Sequence[Any], captured: Sequence[tuple[int, Any]] = ()) -> list[Any]:
         """Run once: values of the inputs in order -> values of the outputs in order."""
@@ -77,6 +81,7 @@ class Plan:
             values[SCOPE] = values
         try:
             with np.errstate(all="ignore"):  # 1/0 is a result in ONNX, inf or NaN; once here is cheaper than in every kernel
+                np.setbufsize(UFUNC_BUFFER)  # leaving errstate takes it back
                 (_run_observed if self.observers else _run_plain)(self, values)
             return [values[slot] for slot in self.outputs]
         finally:
@@ -202,7 +207,9 @@ class _GraphCompiler:
     read_by_bodies: dict[int, tuple[int, ...]] = field(default_factory=dict)  # step -> slots that its sub-graphs capture
     borrowed: set[int] = field(default_factory=set)  # slots whose array may belong to a feed or a weight
     views: dict[int, int] = field(default_factory=dict)  # slot -> the slot that it may be a view of
+    written_over: dict[int, tuple[int, ...]] = field(default_factory=dict)  # slot -> slots whose memory it may take over
     copies: list[CopyInfo] = field(default_factory=list)
+    copy_of: dict[int, int] = field(default_factory=dict)  # step that copies -> its entry in copies
     scoped: bool = False
 
     def compile(self, inputs: Sequence[ir.Value]) -> Plan:
@@ -217,6 +224,8 @@ class _GraphCompiler:
             self.add_node(node)
         output_slots = tuple(self.locate(value, HOST, f"{self.path}output") for value in self.graph.outputs)
         names = self.names()
+        if self.outer is None:
+            self.join_uploads()
         return Plan(
             steps=self.with_deaths(output_slots),
             initial=tuple(self.initial),
@@ -228,6 +237,8 @@ class _GraphCompiler:
             names=names,
             known_names=frozenset(names) | self.body_names,
             observers=self.compiler.observers,
+            views=dict(self.views),
+            written_over=dict(self.written_over),
         )
 
     def names(self) -> dict[str, int]:
@@ -320,9 +331,56 @@ class _GraphCompiler:
         name = value.name or ""
         op = "Download" if device == HOST else "Upload"
         info = NodeInfo(f"{self.path}{op}({name})", op, "miniort", provider.name, (name,), (name,))
+        self.copy_of[len(self.steps)] = len(self.copies)
         self.steps.append((run, [source], [slot], info))
         self.copies.append(CopyInfo(name, source_device, device, reader))
         return slot
+
+    def join_uploads(self) -> None:
+        """Make one step of all uploads of values that are known before anything runs on a device: inputs, and what the host makes of them.
+
+        For that, steps on the host that wait for no device come first. Providers that don't upload together keep their steps.
+        """
+        late: set[int] = set()  # slots that are filled when a device has done something
+        first: list[int] = []
+        joined: dict[str, list[int]] = {}
+        rest: list[int] = []
+        for index, (_, inputs, outputs, info) in enumerate(self.steps):
+            provider = next((each.provider for each in self.compiler.providers if each.name == info.provider), None)
+            is_early = provider is not None and late.isdisjoint((*inputs, *self.read_by_bodies.get(index, ())))
+            if is_early and index in self.copy_of and info.op == "Upload" and isinstance(provider, UploadsTogether):
+                joined.setdefault(info.provider, []).append(index)
+                late.update(outputs)
+            elif is_early and index not in self.copy_of and provider is not None and provider.device == HOST:
+                first.append(index)
+            else:
+                rest.append(index)
+                late.update(outputs)
+        if not joined:
+            return
+        order = [*first, *(indices[0] for indices in joined.values()), *rest]
+        dropped: set[int] = set()
+        for indices in joined.values():
+            self.join_steps(indices)
+            dropped.update(self.copy_of[index] for index in indices[1:])
+        self.copies = [copy for number, copy in enumerate(self.copies) if number not in dropped]
+        self.read_by_bodies = {new: self.read_by_bodies[old] for new, old in enumerate(order) if old in self.read_by_bodies}
+        self.steps = [self.steps[index] for index in order]
+
+    def join_steps(self, indices: Sequence[int]) -> None:
+        """Make the first of some uploads do what all of them do, and its entry in the copies say so."""
+        steps = [self.steps[index] for index in indices]
+        info = steps[0][3]
+        provider = next(each.provider for each in self.compiler.providers if each.name == info.provider)
+        assert isinstance(provider, UploadsTogether)
+        names = tuple(name for step in steps for name in step[3].reads)
+        text = ", ".join(names)
+        info = replace(info, path=f"{self.path}Upload({text})", reads=names, writes=names)
+        sources = [slot for _, inputs, _, _ in steps for slot in inputs]
+        targets = [slot for _, _, outputs, _ in steps for slot in outputs]
+        self.steps[indices[0]] = (provider.upload_together, sources, targets, info)
+        number = self.copy_of[indices[0]]
+        self.copies[number] = replace(self.copies[number], value=text)
 
     def add_node(self, node: ir.Node) -> None:
         placement = self.compiler.placements[node]
@@ -350,6 +408,9 @@ class _GraphCompiler:
             subgraphs=subgraphs,
             share=share,
             block_outputs=frozenset(index for index, value in enumerate(node.outputs) if self.is_read_in_blocks(value)),
+            dying_inputs=frozenset(
+                index for index in kernel.written_over if index < len(node.inputs) and self.dies_in(node.inputs[index], node)
+            ),
         )
         try:
             run = kernel.compile(context)
@@ -365,6 +426,8 @@ class _GraphCompiler:
             self.scoped = True
             inputs.insert(0, SCOPE)
         self.add_step(node, path, provider.name, run, inputs, device, kernel)
+        if context.dying_inputs:
+            self.written_over[self.steps[-1][2][0]] = tuple(inputs[index] for index in sorted(context.dying_inputs))
         self.read_by_bodies[len(self.steps) - 1] = tuple(slot for body in subgraphs.values() for slot, _ in body.captures)
 
     def add_step(
@@ -403,6 +466,22 @@ class _GraphCompiler:
             )
 
         return bool(value.uses()) and not value.is_graph_output() and all(takes_blocks(node, index) for node, index in value.uses())
+
+    def dies_in(self, value: ir.Value | None, reader: ir.Node) -> bool:
+        """Whether a node is the only reader of a value that a kernel on the host made anew. Not where somebody watches values."""
+        producer = None if value is None else value.producer()
+        if value is None or producer is None or producer.graph is not self.graph or value.is_graph_output() or self.compiler.observers:
+            return False
+        placement = self.compiler.placements[producer]
+        return (
+            placement.kernel is not None
+            and placement.provider is not None
+            and placement.provider.provider.device == HOST
+            and placement.kernel.view_of is None
+            and producer.domain in ("", "com.microsoft")
+            and not any(attribute_graphs(attribute) for attribute in producer.attributes.values())
+            and [node for node, _ in value.uses()] == [reader]
+        )
 
     def compile_body(self, body: ir.Graph, path: str) -> CompiledSubgraph:
         inner = _GraphCompiler(self.compiler, body, outer=self, path=path)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,10 @@ from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager, first_result
-from miniort.providers import HOST
-from miniort.runtime.assignment import Assigner
+from miniort.providers import HOST, SurroundsRuns
+from miniort.runtime.assignment import Assigner, OpenProvider
 from miniort.runtime.explain import Explanation, explain
+from miniort.runtime.memory_plan import MemoryPlan, memory_plan
 from miniort.runtime.observers import Observer
 from miniort.runtime.open_providers import open_providers
 from miniort.runtime.plan import Compiler, missing_kernel
@@ -40,7 +43,7 @@ class SessionOptions:
     graph_optimization_level: `none`, `basic`, `extended` or `all`.
     strict: refuse, when the session is built, a model with a node that no provider has a kernel for. Otherwise such a node is an error
         when it's run.
-    intra_op_num_threads: threads that a provider's kernels may use; None for the provider's own default.
+    intra_op_num_threads: threads that a provider's kernels may use; None or 0 for the provider's own default.
     """
 
     graph_optimization_level: str = "all"
@@ -126,6 +129,7 @@ class InferenceSession:
         self.providers = open_providers(
             self.plugins, origin.providers, origin.provider_options, origin.kernels, threads=self.options.intra_op_num_threads
         )
+        self._around = _around_runs(self.providers)
         assigner = Assigner(self.providers, self.weights, opsets, self._select_kernel)
         self.changes = self._run_passes(model, assigner, opsets, level)
         self.model = model
@@ -174,6 +178,7 @@ class InferenceSession:
             evaluate=evaluate,
             weights=self.weights,
             opsets=opsets,
+            provider_of=assigner.provider_of,
         )
         offered = collect_mapping(self.plugins, "miniort_graph_passes", GraphPass)
         passes = [*STANDARD_PASSES, *sorted(offered.values(), key=lambda each: each.level)]
@@ -189,7 +194,9 @@ class InferenceSession:
         node fails.
         """
         wanted = self._wanted(output_names)
-        outputs = self.plan.run(self._feeds(input_feed))
+        feeds = self._feeds(input_feed)
+        with self._around:
+            outputs = self.plan.run(feeds)
         results = [self._own(index, outputs[index]) for index in wanted]
         if output_names and len(set(wanted)) < len(wanted):
             return [owned(result, copy=True) for result in results]  # one was asked for twice
@@ -200,7 +207,9 @@ class InferenceSession:
 
         The outputs may share memory with the feeds or with weights, so they must not be written into.
         """
-        outputs = self.plan.run([input_feed.get(value.name or "") for value in self._inputs])
+        feeds = [input_feed.get(name) for name in self._input_checks]
+        with self._around:
+            outputs = self.plan.run(feeds)
         return dict(zip(self._output_names, outputs, strict=True))
 
     def _wanted(self, names: Sequence[str] | None) -> Sequence[int]:
@@ -255,6 +264,13 @@ class InferenceSession:
         """What was done to the graph, who runs each node and who refused it and why, and where values are copied between devices."""
         return explain(self.changes, self._placements, self.plan)
 
+    def memory_plan(self, sizes: Mapping[str, int] | None = None) -> MemoryPlan:
+        """What the values of one run take of memory, step by step. sizes: a number for each named size of the inputs.
+
+        InputError if one is missing, unknown or negative.
+        """
+        return memory_plan(self.model, self.plan, self.weights, sizes or {})
+
     def observe(self, *observers: Observer) -> InferenceSession:
         """A session over the same graph and weights whose every run these observers watch as well. This one goes on as it was.
 
@@ -274,6 +290,31 @@ class InferenceSession:
         if isinstance(self._origin.model, ir.Model):
             raise ModelError("a session over an onnx-ir model can't be pickled; build it from a path, bytes or a ModelProto")
         return _rebuild, (replace(self._origin, weights=None, plugins=None),)
+
+
+class _Nested:
+    """Several context managers as one, which may be entered from several threads at once."""
+
+    def __init__(self, managers: Sequence[AbstractContextManager[object]]) -> None:
+        self._managers = managers
+
+    def __enter__(self) -> None:
+        with ExitStack() as entered:
+            for manager in self._managers:
+                entered.enter_context(manager)
+            entered.pop_all()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for manager in reversed(self._managers):
+            manager.__exit__(kind, error, trace)
+
+
+def _around_runs(providers: Sequence[OpenProvider]) -> AbstractContextManager[object]:
+    """What is entered around every run: what the providers ask for."""
+    managers = [each.provider.running() for each in providers if isinstance(each.provider, SurroundsRuns)]
+    if not managers:
+        return nullcontext()
+    return managers[0] if len(managers) == 1 else _Nested(managers)
 
 
 def owned(value: Any, copy: bool) -> Any:

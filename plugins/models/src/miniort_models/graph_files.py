@@ -22,33 +22,40 @@ def find_graphs(folder: Path) -> tuple[Path, ...]:
     """
     for place in (folder, folder / "onnx"):
         names = sorted(path.name for path in place.glob("*.onnx") if path.is_file())
-        if names:
-            return tuple(place / name for name in _choose(place, names))
+        if not names:
+            continue
+        candidates = choose_graphs(place, names)
+        if len(candidates) > 1:
+            listed = "; ".join(" + ".join(candidate) for candidate in candidates)
+            raise ModelError(f"{place} holds several decoders: {listed}; name one file, or leave only one of them there")
+        return tuple(place / name for name in candidates[0])
     expected = ", ".join([*(" + ".join(pair) for pair in _PAIRS), _SINGLE])
     raise ModelError(f"{folder} holds no decoder: looked there and in its sub-folder onnx for {expected} or one other .onnx file")
 
 
-def _choose(folder: Path, names: list[str]) -> tuple[str, ...]:
-    """Those of `names` (all that are there, sorted) that are the decoder."""
+def has_graphs(folder: Path) -> bool:
+    """Whether there is any ONNX file where `find_graphs` looks."""
+    return any(any(place.glob("*.onnx")) for place in (folder, folder / "onnx"))
+
+
+def choose_graphs(place: Path | str, names: list[str]) -> list[tuple[str, ...]]:
+    """The decoders that could be meant by `names`, all the ONNX files of a place: one or several. ModelError for half a pair."""
     candidates: list[tuple[str, ...]] = [pair for pair in _PAIRS if set(pair) <= set(names)]
     if _MERGED in names and _OPTIMUM_PAIR not in candidates:
         candidates.append((_MERGED,))
     if _SINGLE in names:
         candidates.append((_SINGLE,))
     if not candidates:
-        _reject_half_pairs(folder, names)
+        _reject_half_pairs(place, names)
         candidates = [(name,) for name in names]
-    if len(candidates) > 1:
-        listed = "; ".join(" + ".join(candidate) for candidate in candidates)
-        raise ModelError(f"{folder} holds several decoders: {listed}; name one file, or leave only one of them there")
-    return candidates[0]
+    return candidates
 
 
-def _reject_half_pairs(folder: Path, names: list[str]) -> None:
+def _reject_half_pairs(place: Path | str, names: list[str]) -> None:
     """ModelError for half a pair. `decoder_model.onnx` alone is whole: optimum names a decoder without a cache so."""
     for prompt, step in _PAIRS:
         if step in names:
-            raise ModelError(f"{folder} holds {step}, but {prompt} is missing: the graph that reads the prompt")
+            raise ModelError(f"{place} holds {step}, but {prompt} is missing: the graph that reads the prompt")
     prompt, step = _OWN_PAIR
     if prompt in names:
-        raise ModelError(f"{folder} holds {prompt}, but {step} is missing: the graph that runs each step after the prompt")
+        raise ModelError(f"{place} holds {prompt}, but {step} is missing: the graph that runs each step after the prompt")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from miniort.plugins import hookimpl
 
 if TYPE_CHECKING:
-    from miniort.generation.sources import ModelFormat
+    from miniort.generation.sources import Architecture, ModelFormat
 
 
 @hookimpl
@@ -16,3 +16,11 @@ def miniort_model_formats() -> list[ModelFormat]:
     from miniort_models.formats import MODEL_FORMATS
 
     return list(MODEL_FORMATS)
+
+
+@hookimpl
+def miniort_architectures() -> list[Architecture]:
+    """The architectures of this package."""
+    from miniort_models.architectures import ARCHITECTURES
+
+    return list(ARCHITECTURES)

@@ -1,98 +1,52 @@
-"""Tokenizers in the form of Hugging Face's `tokenizer.json`."""
+"""Opens a tokenizer, whatever file it lies in: `tokenizer.json`, GPT-2's `vocab.json` and `merges.txt`, or a GGUF file."""
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from miniort.errors import TokenizerError
+from miniort.errors import ModelError, TokenizerError
+from miniort_models.fast_tokenizer import FastTokenizer
+from miniort_models.gguf_tokenizer import open_gguf_tokenizer
+from miniort_models.gpt2_tokenizer import MERGES_FILE, VOCABULARY_FILE, open_gpt2_tokenizer
+from miniort_models.weights.gguf_header import read_header
 
-if TYPE_CHECKING:
-    import tokenizers
-
-
-PRINTABLE_BYTES = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-"""Bytes that byte-level BPE writes as the character of that number; the others are written as U+0100 and on, in their order."""
-
-BYTE_OF_CHARACTER = {chr(byte): byte for byte in PRINTABLE_BYTES} | {
-    chr(0x100 + place): byte for place, byte in enumerate(byte for byte in range(256) if byte not in PRINTABLE_BYTES)
-}
+TOKENIZER_FILE = "tokenizer.json"
+_SENTENCEPIECE_FILE = "tokenizer.model"
 
 
-class JsonTokenizer:
-    """A tokenizer that was read from a `tokenizer.json`; see `open_tokenizer`."""
+def find_tokenizer(folders: Sequence[Path]) -> Path | None:
+    """The file of a tokenizer in the first of the folders that has one, None where none has."""
+    for folder in folders:
+        if (folder / TOKENIZER_FILE).is_file():
+            return folder / TOKENIZER_FILE
+        if (folder / VOCABULARY_FILE).is_file() and (folder / MERGES_FILE).is_file():
+            return folder / VOCABULARY_FILE
+    return None
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        # The file may ask for prompts to be cut or filled up to some length. Training wants that; a prompt must stay what it is.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        self._tokenizer = tokenizer
 
-    @cached_property
-    def vocabulary_size(self) -> int:
-        """One more than the largest id, added tokens included; ids may have gaps."""
-        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+def open_tokenizer(path: Path) -> FastTokenizer:
+    """Read a `tokenizer.json`; the pair `vocab.json` and `merges.txt`, either of which may be named; a GGUF file; or a folder with one.
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer's own template adds. TokenizerError for a lone surrogate."""
+    TokenizerError if it's missing or damaged.
+    """
+    if path.is_dir():
+        found = find_tokenizer([path])
+        if found is None:
+            pickled = f"; {_SENTENCEPIECE_FILE} is there, which isn't read" if (path / _SENTENCEPIECE_FILE).is_file() else ""
+            raise TokenizerError(f"{path} holds no {TOKENIZER_FILE}, and not both {VOCABULARY_FILE} and {MERGES_FILE}{pickled}")
+        path = found
+    if path.suffix.lower() == ".gguf":
         try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise TokenizerError(f"the text must be valid Unicode, found a lone surrogate at character {error.start}") from None
-        return list(self._tokenizer.encode(text).ids)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens. Bytes that are no valid UTF-8 come out as U+FFFD, unknown ids as nothing."""
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def token_bytes(self, token: int) -> bytes:
-        """What one token adds to a text, in UTF-8, where it isn't the first. Empty for special tokens and for ids that there aren't.
-
-        TokenizerError for a tokenizer whose tokens are spelled neither as bytes (GPT-2) nor with ▁ for a space (SentencePiece).
-        """
-        piece = self._tokenizer.id_to_token(token)
-        if piece is None or token in self._special_tokens:
-            return b""
-        if token in self._plain_added_tokens:
-            return piece.encode()
-        return self._spelling(piece)
-
-    @cached_property
-    def _special_tokens(self) -> frozenset[int]:
-        return frozenset(token for token, added in self._tokenizer.get_added_tokens_decoder().items() if added.special)
-
-    @cached_property
-    def _plain_added_tokens(self) -> frozenset[int]:
-        return frozenset(self._tokenizer.get_added_tokens_decoder()) - self._special_tokens
-
-    @cached_property
-    def _spelling(self) -> Callable[[str], bytes]:
-        """How the bytes of a token are written in the vocabulary, by the decoder that reads it."""
-        decoder = json.loads(self._tokenizer.to_str())["decoder"] or {}
-        parts = {each["type"] for each in decoder.get("decoders", [decoder]) if each}
-        if "ByteLevel" in parts:
-            return _bytes_of_byte_level
-        if parts & {"Metaspace", "ByteFallback"}:
-            return _bytes_of_sentencepiece
-        raise TokenizerError(f"the bytes of a token can't be told of a tokenizer whose decoder is {', '.join(sorted(parts)) or 'none'}")
+            return open_gguf_tokenizer(read_header(path))
+        except ModelError as error:
+            raise TokenizerError(str(error)) from None
+    if path.name in (VOCABULARY_FILE, MERGES_FILE):
+        return open_gpt2_tokenizer(path.with_name(VOCABULARY_FILE), path.with_name(MERGES_FILE))
+    return _open_json(path)
 
 
-def _bytes_of_byte_level(piece: str) -> bytes:
-    return bytes(BYTE_OF_CHARACTER[character] for character in piece)
-
-
-def _bytes_of_sentencepiece(piece: str) -> bytes:
-    if re.fullmatch("<0x[0-9A-Fa-f]{2}>", piece):
-        return bytes([int(piece[3:5], 16)])
-    return piece.replace("▁", " ").encode()
-
-
-def open_tokenizer(path: Path) -> JsonTokenizer:
-    """Read a `tokenizer.json`. TokenizerError if it's missing or damaged."""
+def _open_json(path: Path) -> FastTokenizer:
     import tokenizers  # slow to import, and not needed before a text is
 
     try:
@@ -100,6 +54,6 @@ def open_tokenizer(path: Path) -> JsonTokenizer:
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} can't be read: {error}") from None
     try:
-        return JsonTokenizer(tokenizers.Tokenizer.from_str(text))
+        return FastTokenizer(tokenizers.Tokenizer.from_str(text))
     except Exception as error:  # the library raises nothing more special
         raise TokenizerError(f"{path} is no tokenizer that the tokenizers library reads: {str(error).splitlines()[0]}") from None

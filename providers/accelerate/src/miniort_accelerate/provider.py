@@ -12,6 +12,8 @@ from miniort.types import Array, DType
 from miniort_accelerate.kernels import KERNELS
 from miniort_accelerate.library import Accelerate, load_accelerate
 
+OPTIONS = ("index_width",)
+
 
 class AccelerateProvider:
     """Kernels over NumPy arrays; nothing is copied between it and the CPU provider."""
@@ -19,7 +21,8 @@ class AccelerateProvider:
     def __init__(self, library: Accelerate) -> None:
         self.library = library
         self.device = HOST
-        self.kernels: KernelTable = KERNELS
+        lacking = {op for op, function in (("Erf", library.verff), ("Pow", library.vpowf)) if function is None}
+        self.kernels: KernelTable = KernelTable("accelerate", (kernel for kernel in KERNELS if kernel.op not in lacking))
         self._pool = BufferPool()
 
     def allocate(self, shape: Sequence[int], dtype: DType) -> Array:
@@ -47,9 +50,12 @@ class AccelerateProvider:
 
 
 def open_provider(options: ProviderOptions) -> AccelerateProvider:
-    """The provider on Apple's library. It has no options."""
-    options.reject_unknown("accelerate")
+    """The provider on Apple's library. `index_width` 64 binds BLAS with 64-bit indices; 32 is the default."""
+    options.reject_unknown("accelerate", OPTIONS)
+    width = str(options.options.get("index_width", 32))
+    if width not in ("32", "64"):
+        raise ProviderError(f"provider 'accelerate': index_width must be 32 or 64, found {width!r}")
     try:
-        return AccelerateProvider(load_accelerate())
+        return AccelerateProvider(load_accelerate(wide_indices=width == "64"))
     except OSError as error:
         raise ProviderError(f"provider 'accelerate': the framework can't be loaded: {error}") from error

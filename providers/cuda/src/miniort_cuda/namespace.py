@@ -6,6 +6,9 @@ from typing import Any, Protocol, cast
 
 from miniort.kernels import NodeContext
 
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's own ops."""
+
 
 class ArrayModules(Protocol):
     """What this package's kernels need of their provider."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from miniort.errors import ProviderError
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
@@ -12,9 +15,18 @@ from miniort.providers import DeviceArray, MemoryStats, ProviderOptions
 from miniort.types import Array, DType, type_string
 from miniort_cuda import element_types
 from miniort_cuda.availability import OLDEST_CAPABILITY
+from miniort_cuda.bfloat16 import BFloat16Array, for_bfloat16
+from miniort_cuda.caches import DEVICE_LAYOUTS
+from miniort_cuda.fused import FusedKernels
 from miniort_cuda.kernels import KERNELS
 
 OPTIONS = ("device_id",)
+
+SMALL = 1 << 16
+"""Bytes up to which arrays are packed to be uploaded together: tokens, masks and positions, but no pictures."""
+
+ALIGNMENT = 256
+"""Bytes at whose multiples packed arrays begin: what CUDA's own allocations are aligned to."""
 
 
 class CUDAProvider:
@@ -37,20 +49,24 @@ class CUDAProvider:
             )
         self.xp = xp
         self.special = special
+        self.fused = FusedKernels(xp) if hasattr(xp, "RawModule") else None
         self.device = f"cuda:{device_id}"
         self._device_id = device_id
-        self.kernels = KernelTable("cuda", (replace(kernel, compile=self._on_device(kernel.compile)) for kernel in KERNELS))
+        self.kernels = KernelTable(
+            "cuda", (replace(kernel, compile=self._on_device(for_bfloat16(kernel, kernel.compile, xp))) for kernel in KERNELS)
+        )
 
-    def _current_device(self) -> Any:
+    def current_device(self) -> Any:
+        """The device as the calling thread's current one, for a `with`."""
         return self.xp.cuda.Device(self._device_id)
 
     def _on_device(self, compile_kernel: CompileKernel) -> CompileKernel:
         def compile_on_device(node: NodeContext) -> Run:
-            with self._current_device():
+            with self.current_device():
                 run = compile_kernel(node)
 
             def run_on_device(*inputs: Any) -> Any:
-                with self._current_device():
+                with self.current_device():
                     return run(*inputs)
 
             return run_on_device
@@ -60,31 +76,68 @@ class CUDAProvider:
     def allocate(self, shape: Sequence[int], dtype: DType) -> DeviceArray:
         """A new array with undefined contents from CuPy's pool."""
         self._expect_known(dtype)
-        with self._current_device():
+        with self.current_device():
+            if dtype == element_types.BFLOAT16:
+                return BFloat16Array(self.xp.empty(tuple(shape), np.uint16))
             return self.xp.empty(tuple(shape), dtype)
 
     def upload(self, array: Array) -> DeviceArray:
         """A copy of a host array on the device. ProviderError for an element type that CuPy has no arrays of."""
         self._expect_known(array.dtype)
-        with self._current_device():
+        with self.current_device():
+            if array.dtype == element_types.BFLOAT16:
+                return BFloat16Array(self.xp.array(np.ascontiguousarray(array).view(np.uint16).reshape(array.shape)))
             return self.xp.array(array)
+
+    def upload_together(self, *arrays: Array) -> tuple[DeviceArray, ...]:
+        """Copies of several host arrays on the device, the small ones in one transfer: they're parts of one block there."""
+        small = [index for index, array in enumerate(arrays) if array is not None and 0 < array.nbytes <= SMALL and array.ndim]
+        if len(small) < 2:
+            return tuple(None if array is None else self.upload(array) for array in arrays)
+        for array in arrays:
+            if array is not None:
+                self._expect_known(array.dtype)
+        starts = np.cumsum([0, *(-(-arrays[index].nbytes // ALIGNMENT) * ALIGNMENT for index in small)])
+        packed = np.zeros(starts[-1], np.uint8)
+        for start, index in zip(starts.tolist(), small, strict=False):
+            packed[start : start + arrays[index].nbytes] = np.ascontiguousarray(arrays[index]).reshape(-1).view(np.uint8)
+        with self.current_device():
+            block = self.xp.array(packed)
+            parts = {
+                index: self._part(block[start : start + arrays[index].nbytes], arrays[index])
+                for start, index in zip(starts.tolist(), small, strict=False)
+            }
+        return tuple(parts[index] if index in parts else None if each is None else self.upload(each) for index, each in enumerate(arrays))
+
+    def _part(self, raw: Any, array: Array) -> DeviceArray:
+        """Bytes on the device as an array like a host array."""
+        if array.dtype == element_types.BFLOAT16:
+            return BFloat16Array(raw.view(np.uint16).reshape(array.shape))
+        return raw.view(array.dtype).reshape(array.shape)
+
+    def cache_layout(self, name: str) -> Callable[..., Any] | None:
+        """What makes a cache of this layout on the device, `create(spec, **options)`; None if there is no device version."""
+        create = DEVICE_LAYOUTS.get(name)
+        return None if create is None else partial(create, self)
 
     def download(self, array: DeviceArray) -> Array:
         """A copy of a device array as a NumPy array; waits for the work that makes it."""
-        with self._current_device():
+        with self.current_device():
+            if isinstance(array, BFloat16Array):
+                return self.xp.asnumpy(array.bits).view(element_types.BFLOAT16)  # type: ignore[no-any-return]
             host: Array = self.xp.asnumpy(array)
         return host
 
     def synchronize(self) -> None:
         """Wait until the device has nothing left to do."""
-        self._current_device().synchronize()
+        self.current_device().synchronize()
 
     def memory(self) -> MemoryStats:
         """Bytes of CuPy's pool for this device, which other users of CuPy in this process share.
 
         The pool doesn't count a peak. It gives nothing back by itself, so what it holds is the least upper bound that it can tell.
         """
-        with self._current_device():
+        with self.current_device():
             pool = self.xp.get_default_memory_pool()
             reserved = pool.total_bytes()
             return MemoryStats(active=pool.used_bytes(), reserved=reserved, peak=reserved)
@@ -92,7 +145,7 @@ class CUDAProvider:
     def close(self) -> None:
         """Wait for the device, then give the pool's free blocks back to it."""
         self.synchronize()
-        with self._current_device():
+        with self.current_device():
             self.xp.get_default_memory_pool().free_all_blocks()
 
     def _expect_known(self, dtype: DType) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from miniort.kernels import Kernel
-from miniort.plugins import create_plugin_manager
+from miniort.plugins import PluginManager, create_plugin_manager
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.testing.operators.cases import NodeCase, Operator, build_case, is_float, operator_versions
 from miniort.types import Array, DType, dtype_from_name
@@ -56,6 +56,7 @@ def check_case(
     providers: Sequence[str] = ("cpu",),
     disagreements: Sequence[Disagreement] = (),
     kernels: Sequence[Kernel] = (),
+    plugins: PluginManager | None = None,
 ) -> str:
     """Run a case and compare with an oracle; returns the oracle's name. AssertionError if they differ, NoOracleError if there is none.
 
@@ -81,7 +82,7 @@ def check_case(
     else:
         raise NoOracleError("; ".join(reasons) or "both are known to be wrong")
     frozen = {key: _read_only(value) for key, value in feeds.items()}
-    plugins = create_plugin_manager()
+    plugins = plugins or create_plugin_manager()
     for level in ("none", "all"):
         session = InferenceSession(model, SessionOptions(level, strict=True), list(providers), kernels=kernels, plugins=plugins)
         found = session.run(None, frozen)
@@ -183,7 +184,8 @@ class ProviderConformance:
     """Tests for a provider: subclass it in a test module, name the providers, and pytest runs every op and version.
 
     providers: as a session takes them; ops that they lack come from those behind them. kernels: further ones, asked before theirs.
-    operators: what to run; all by default. examples: cases of each. disagreements: see `Disagreement`.
+    operators: what to run; all by default. examples: cases of each. disagreements: see `Disagreement`. plugins: a plugin manager, None for
+    one with every installed plugin.
     """
 
     providers: Sequence[str] = ("cpu",)
@@ -191,6 +193,7 @@ class ProviderConformance:
     operators: Sequence[Operator] = ()
     examples: int = 3
     disagreements: Sequence[Disagreement] = ()
+    plugins: PluginManager | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """One test for each op and version."""
@@ -213,7 +216,7 @@ class ProviderConformance:
         def run(data: st.DataObject) -> None:
             case = build_case(data.draw, operator)
             try:
-                oracles.append(check_case(case, operator, self.providers, self.disagreements, self.kernels))
+                oracles.append(check_case(case, operator, self.providers, self.disagreements, self.kernels, self.plugins))
             except NoOracleError as error:
                 hypothesis.note(str(error))
                 refused.append(str(error))

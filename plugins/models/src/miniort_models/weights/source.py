@@ -45,9 +45,9 @@ class WeightSource(Protocol):
         """A weight's shape, without reading it."""
 
     def read(self, name: str) -> Array:
-        """A weight as float32, float16 or bfloat16 (that of ml_dtypes), mapped into memory where the file's form allows it; KeyError if there is none.
+        """A weight as float32, float16 or bfloat16 (that of ml_dtypes), mapped into memory where the file's form allows it.
 
-        Quantised weights come out as float32.
+        KeyError if there is none. Quantised weights come out as float32.
         """
 
     def read_blocks(self, name: str) -> BlockQuantised | None:

@@ -87,3 +87,49 @@ def _kernels() -> Iterator[Kernel]:
 
 
 kernels = KernelTable("accelerate", _kernels())
+
+
+@kernels.register("Erf", (9, None), types={"T": FLOAT32})
+def erf(node: NodeContext) -> Run:
+    """The error function 2/√π ∫₀ˣ e^-t² dt. x: any shape -> same shape. Only where this macOS has `vverff`."""
+    library, allocate = library_of(node), node.provider.allocate
+    function = library.verff
+    assert function is not None
+
+    def run(x: Array) -> Array:
+        require_types(node, FLOAT32, x)
+        out: Array = allocate(x.shape, x.dtype)
+        apply_unary(function, contiguous(x), out)
+        return out
+
+    return run
+
+
+def refuse_power(node: NodeView) -> str | None:
+    """The exponents must be one constant number, of the element type of x."""
+    exponent = node.constant(1)
+    if exponent is not None and exponent.size == 1 and exponent.ndim == 0 and node.dtype(1) == np.float32:
+        return None
+    return "its kernel takes one exponent that is a float32 constant"
+
+
+@kernels.register("Pow", (7, 11), types={"T": FLOAT32}, refuse=refuse_power)
+@kernels.register("Pow", (12, None), types={"T": FLOAT32, "T1": FLOAT32}, refuse=refuse_power)
+def power(node: NodeContext) -> Run:
+    """`x` to a constant power, which for 2 is a product. x: any shape -> same shape. Only where this macOS has `vvpowf`."""
+    library, allocate = library_of(node), node.provider.allocate
+    constant = node.constant(1)
+    assert constant is not None
+    exponent = constant.item()
+
+    def run(x: Array, _: Array) -> Array:
+        require_types(node, FLOAT32, x)
+        out: Array = allocate(x.shape, x.dtype)
+        x = contiguous(x)
+        if exponent == 2:
+            apply_binary(library.vmul, x, x, out)
+        else:
+            library.power(address(out), address(np.full(x.shape, exponent, np.float32)), address(x), x.size)
+        return out
+
+    return run

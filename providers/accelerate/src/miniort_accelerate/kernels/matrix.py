@@ -9,7 +9,7 @@ import numpy as np
 from miniort.errors import InputError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
-from miniort_accelerate.library import INT_MAX, NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE, Accelerate
+from miniort_accelerate.library import NO_TRANSPOSE, ROW_MAJOR, TRANSPOSE, Accelerate
 from miniort_accelerate.operands import FLOATS, address, library_of, require_types
 
 kernels = KernelTable("accelerate")
@@ -47,9 +47,10 @@ def _readable(matrix: Array) -> tuple[Array, Layout]:
 
 
 def multiply(library: Accelerate, a: Array, b: Array, out: Array, alpha: float, beta: float) -> None:
-    """Compute out = alpha · a · b + beta · out for each matrix of a stack. a: [..., M, K], b: [..., K, N], out: [..., M, N] C-contiguous.
+    """Compute out = alpha · a · b + beta · out for each matrix of a stack. a: [..., M, K], b: [..., K, N], out: [..., M, N].
 
-    The leading axes of a and b broadcast to those of out. InputError for a size that 32-bit BLAS can't be told.
+    The leading axes of a and b broadcast to those of out, whose rows are contiguous. A product with one row is a matrix times a vector.
+    InputError for a size that the library's BLAS can't be told.
     """
     batch, (m, n), k = out.shape[:-2], out.shape[-2:], a.shape[-1]
     if out.size == 0:
@@ -59,17 +60,27 @@ def multiply(library: Accelerate, a: Array, b: Array, out: Array, alpha: float, 
         return
     a, a_layout = _readable(a)
     b, b_layout = _readable(b)
-    if max(m, n, k, a_layout.leading, b_layout.leading) > INT_MAX:
-        raise InputError(f"the product of [{m}, {k}] and [{k}, {n}] is larger than Accelerate's 32-bit BLAS takes")
-    gemm = library.sgemm if out.dtype == np.float32 else library.dgemm
+    row_step = out.strides[-2] // out.itemsize if m > 1 else n
+    if max(m, n, k, a_layout.leading, b_layout.leading, row_step) > library.largest_index:
+        raise InputError(f"the product of [{m}, {k}] and [{k}, {n}] is larger than Accelerate's 32-bit BLAS takes; see index_width")
+    single = out.dtype == np.float32
+    gemm, gemv = (library.sgemm, library.sgemv) if single else (library.dgemm, library.dgemv)
     a_start, b_start, out_start = address(a), address(b), address(out)
     a_steps = np.broadcast_to(a, (*batch, m, k)).strides[:-2]
     b_steps = np.broadcast_to(b, (*batch, k, n)).strides[:-2]
-    for number, index in enumerate(np.ndindex(*batch)):
+    out_steps = out.strides[:-2]
+    as_vector = m == 1 and a.strides[-1] == a.itemsize
+    rows, columns = (k, n) if b_layout.transpose == NO_TRANSPOSE else (n, k)  # of b as it lies
+    for index in np.ndindex(*batch):
+        left, right = a_start + _offset(index, a_steps), b_start + _offset(index, b_steps)
+        result = out_start + _offset(index, out_steps)
+        if as_vector:  # y = bᵀ · a
+            turn = TRANSPOSE if b_layout.transpose == NO_TRANSPOSE else NO_TRANSPOSE
+            gemv(ROW_MAJOR, turn, rows, columns, alpha, right, b_layout.leading, left, 1, beta, result, 1)
+            continue
         gemm(
             ROW_MAJOR, a_layout.transpose, b_layout.transpose, m, n, k,
-            alpha, a_start + _offset(index, a_steps), a_layout.leading, b_start + _offset(index, b_steps), b_layout.leading,
-            beta, out_start + number * m * n * out.itemsize, n,
+            alpha, left, a_layout.leading, right, b_layout.leading, beta, result, row_step,
         )  # fmt: skip
 
 

@@ -34,6 +34,7 @@ FAMILIES = (
     "elementwise",
     "filtering",
     "flex_attention",
+    "fused_convolution",
     "generation",
     "image_decoder",
     "image_normalization",

@@ -12,6 +12,7 @@ import numpy as np
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype
+from miniort_cpu.threads import threads_of
 from miniort_cpu.ufuncs import unary
 
 kernels = KernelTable("cpu")
@@ -32,19 +33,29 @@ def blockwise(formula: Callable[[NodeContext], Formula]) -> CompileKernel:
     @wraps(formula)
     def compile_blockwise(node: NodeContext) -> Run:
         compute = formula(node)
-        allocate = node.provider.allocate
+        allocate, threads = node.provider.allocate, threads_of(node.provider)
+        dies = 0 in node.dying_inputs
 
         def run(x: Array) -> Array:
             dtype = x.dtype
+            over = dies and x.size > BLOCK and x.flags.c_contiguous and x.flags.writeable  # then x's memory takes the result
             if dtype != FLOAT32 and dtype != FLOAT64:
                 x = x.astype(FLOAT32 if dtype in NARROW_FLOATS else FLOAT64)
-            y = allocate(x.shape, x.dtype)
+            y = x if over else allocate(x.shape, x.dtype)
             if x.size <= BLOCK:
                 compute(x, y)
             else:
+                if not x.flags.c_contiguous:  # part of a Split, say: a copy into y costs no more memory
+                    np.copyto(y, x)
+                    x, over = y, True
                 flat_x, flat_y = x.reshape(-1), y.reshape(-1)
-                for start in range(0, x.size, BLOCK):
-                    compute(flat_x[start : start + BLOCK], flat_y[start : start + BLOCK])
+
+                def part(first: int, last: int) -> None:
+                    for start in range(first, last, BLOCK):
+                        block = slice(start, min(start + BLOCK, last))
+                        compute(flat_x[block].copy() if over else flat_x[block], flat_y[block])
+
+                threads.split(x.size, BLOCK, part)
             return as_dtype(y, dtype)
 
         return run
@@ -75,7 +86,7 @@ def sigmoid_op(node: NodeContext) -> Formula:
     return sigmoid
 
 
-@kernels.register("Swish", versions=(24, None))
+@kernels.register("Swish", versions=(24, None), written_over=(0,))
 @blockwise
 def swish(node: NodeContext) -> Formula:
     """`x` · sigmoid(alpha · x) (Swish; with alpha 1 it's also called SiLU)."""
@@ -103,7 +114,7 @@ def hard_swish(node: NodeContext) -> Formula:
     return compute
 
 
-@kernels.register("Gelu", versions=(20, None))
+@kernels.register("Gelu", versions=(20, None), written_over=(0,))
 @blockwise
 def gelu(node: NodeContext) -> Formula:
     """`x` · Φ(x), Φ the normal distribution (Hendrycks and Gimpel 2016, arXiv:1606.08415); approximate "tanh" is their equation 2."""

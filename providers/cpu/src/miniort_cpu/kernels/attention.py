@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
+from ml_dtypes import finfo
 
 from miniort.generation.cache import BlockedView
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType, dtype_from_onnx
 from miniort_cpu.buffers import Allocate, copied
 from miniort_cpu.floating_point import FLOAT64, as_dtype, compute_dtype, widen
+from miniort_cpu.threads import Threads, threads_of
 
 kernels = KernelTable("cpu")
+
+QUERIES = 128
+"""Queries of a head that are taken at a time, so that their scores stay in a core's cache from the product to the weighted sum."""
+
+BYTES_PER_RANGE = 512 * 1024
+"""Bytes of keys and values that a thread should have to read, where there are few queries: some 30 µs."""
+
+HIDDEN = -1e30
+"""What a float mask adds at most where it's meant to hide: the exponential of such a score is 0 beside any other."""
 
 RAW, CAPPED, MASKED, NORMALIZED = range(4)
 """What `qk_matmul_output_mode` asks for: the scores as they are, after the soft cap, with the mask too, or after the softmax."""
@@ -35,7 +47,7 @@ def attention(node: NodeContext) -> Run:
     window = node.attribute("left_window_size", -1), node.attribute("right_window_size", -1)
     precision = node.attribute("softmax_precision", None)
     in_double = precision is not None and dtype_from_onnx(precision) == FLOAT64
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
     wants_present = any(output is not None for output in node.outputs[1:3])
     wants_scores = len(node.outputs) > 3 and node.outputs[3] is not None
 
@@ -59,9 +71,18 @@ def attention(node: NodeContext) -> Run:
             k, v = copied(allocate, np.asarray(k)), copied(allocate, np.asarray(v))
         if past_key is None and valid is not None:
             offset = valid.reshape(-1, 1, 1, 1) - q.shape[2]
+        factor = sqrt(1 / q.shape[3]) if scale is None else scale
+        if mask is not None and q.shape[2] == 1 and mask.dtype == np.bool_ and mask.shape[-1] == k.shape[2] and mask.all():
+            mask = None  # as in most steps of generation
+        plain = not (wants_scores or in_double or isinstance(k, BlockedView) or isinstance(v, BlockedView))
+        if plain and _is_large(threads, q, k, v):
+            k, v = np.asarray(k), np.asarray(v)
+            sight = _Sight(mask, causal, window, offset, valid, q.shape[2], k.shape[2])
+            y = _attend(allocate, threads, q, k, v, factor, softcap, sight, packed)
+            return (y, k, v) if wants_present else y
 
         kept: Array | None = None  # the scores that were asked for
-        scores = _scores(allocate, q, k, sqrt(1 / q.shape[3]) if scale is None else scale)
+        scores = _scores(allocate, q, k, factor)
         if wants_scores and mode == RAW:
             kept = scores.astype(q.dtype)
         if softcap:
@@ -76,13 +97,165 @@ def attention(node: NodeContext) -> Run:
         if in_double:
             scores = scores.astype(FLOAT64)
 
-        weights, total = _exponentials(scores)
+        may_hide = mask is not None or valid is not None or causal or max(window) >= 0
+        weights, total = _exponentials(scores, may_hide)
         if wants_scores and mode == NORMALIZED:
             kept = np.divide(weights, total, out=...).astype(q.dtype)
         y = _weighted_sum(allocate, weights, total, v, q.dtype, packed)
         return (y, k, v, kept) if wants_present or wants_scores else y
 
     return run
+
+
+def _is_large(threads: Threads, q: Array, k: Array | BlockedView, v: Array | BlockedView) -> bool:
+    """Whether there's enough to do to take it in parts."""
+    return q.shape[2] > QUERIES or threads.ranges(_bytes_read(q, k, v), BYTES_PER_RANGE) > 1
+
+
+def _bytes_read(q: Array, k: Array | BlockedView, v: Array | BlockedView) -> int:
+    """Bytes of keys, values and scores."""
+    batch, heads, count, _ = q.shape
+    return int(k.nbytes + v.nbytes + 4 * batch * heads * count * k.shape[2])
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """Which keys each query may see. `offset`: how many keys come before the first query's own, one number or [batch, 1, 1, 1]."""
+
+    mask: Array | None
+    causal: bool
+    window: tuple[int, int]
+    offset: int | Array
+    valid: Array | None
+    queries: int
+    keys: int
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it's the same for all rows of the batch and all heads."""
+        one = self.mask is None or self.mask.ndim < 3 or all(size == 1 for size in self.mask.shape[:-2])
+        return one and self.valid is None and isinstance(self.offset, int)
+
+    def part(self, row: int, heads: slice, start: int, end: int) -> _Part:
+        """What the queries from `start` to before `end` see, in one row of the batch and some heads."""
+        offset = self.offset if isinstance(self.offset, int) else int(self.offset[row, 0, 0, 0])
+        first, last = 0, self.keys
+        if self.valid is not None:
+            last = min(last, int(self.valid.ravel()[row]))
+        left, right = self.window
+        ahead = min([limit for limit, given in ((0, self.causal), (right, right >= 0)) if given], default=None)
+        if ahead is not None:
+            last = min(last, offset + end + ahead)
+        if left >= 0:
+            first = max(first, offset + start - left)
+        mask = self._mask(row, heads, start, end)
+        if mask is not None:
+            last = min(last, mask.shape[-1])
+        first, last = min(first, max(last, 0)), max(last, 0)
+        hidden: Array | None = None
+        added: Array | None = None
+        if mask is not None:
+            mask = mask[..., first:last]
+            if mask.dtype == np.bool_ and mask.all():
+                mask = None
+        if mask is not None and last > first:
+            visible = mask if mask.dtype == np.bool_ else mask > max(HIDDEN, float(finfo(mask.dtype).min))  # type: ignore[no-untyped-call]
+            # A query whose keys are all hidden by a float mask still weighs them, by what it adds: none of them can be left out then.
+            if mask.dtype == np.bool_ or (ahead is None and left < 0 and visible.any(axis=-1).all()):
+                seen = np.flatnonzero(visible.any(axis=tuple(range(visible.ndim - 1))))
+                begin, stop = (int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 0)
+                mask, first, last = mask[..., begin:stop], first + begin, first + stop
+            if mask.dtype != np.bool_:
+                added = mask
+            elif not mask.all():
+                hidden = ~mask
+        key = np.arange(first, last)
+        position = offset + np.arange(start, end)[:, None]
+        if ahead is not None and last > offset + start + ahead + 1:
+            beyond = key > position + ahead
+            hidden = beyond if hidden is None else hidden | beyond
+        if left >= 0 and first < offset + end - 1 - left:
+            behind = key < position - left
+            hidden = behind if hidden is None else hidden | behind
+        return _Part(first, last, hidden, added)
+
+    def _mask(self, row: int, heads: slice, start: int, end: int) -> Array | None:
+        """The mask of these queries, [heads or 1, end - start or 1, keys or fewer]."""
+        mask = self.mask
+        if mask is None:
+            return None
+        mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
+        mask = mask[row if mask.shape[0] > 1 else 0]
+        mask = mask[heads] if mask.shape[0] > 1 else mask
+        mask = mask[:, start:end] if mask.shape[1] > 1 else mask
+        return np.broadcast_to(mask, (*mask.shape[:2], self.keys)) if mask.shape[2] == 1 else mask
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What some queries see: keys from `first` to before `last`, but those `hidden`, with `added` to the scores; both broadcast to them."""
+
+    first: int
+    last: int
+    hidden: Array | None
+    added: Array | None
+
+
+def _attend(
+    allocate: Allocate, threads: Threads, q: Array, k: Array, v: Array, scale: float, softcap: float, sight: _Sight, packed: bool
+) -> Array:
+    """Attention without its by-products. q: [B, H, N, D]; k, v: [B, Hkv, T, D] -> [B, H, N, D], packed [B, N, H · D].
+
+    Each head's queries are taken some at a time, with those keys alone that one of them sees; threads share heads and queries.
+    """
+    batch, heads, count, _ = q.shape
+    kv_heads, size = k.shape[1], v.shape[3]
+    group = heads // kv_heads
+    wide = compute_dtype(q.dtype)
+    y = allocate((batch, count, heads, size) if packed else (batch, heads, count, size), wide)
+    target = y.transpose(0, 2, 1, 3) if packed else y
+    rows = [slice(start, min(start + QUERIES, count)) for start in range(0, count, QUERIES)]
+    common = [sight.part(0, slice(None), part.start, part.stop) for part in rows] if sight.is_common else None
+
+    def compute(row: int, heads_of_keys: slice, index: int) -> None:
+        """Some key heads of one row of the batch, and the queries of block `index`."""
+        part, of_queries = rows[index], slice(heads_of_keys.start * group, heads_of_keys.stop * group)
+        seen = sight.part(row, of_queries, part.start, part.stop) if common is None else common[index]
+        out = target[row, of_queries, part]
+        if seen.last == seen.first:
+            out.fill(0)
+            return
+        keys, values = (x[row, heads_of_keys, seen.first : seen.last] for x in (k, v))
+        queries = np.multiply(widen(q[row, of_queries, part]), scale, order="C", dtype=wide, casting="unsafe")
+        # The queries of all heads that share a key head are the rows of one product, so that keys are never repeated.
+        grouped = queries.reshape(len(keys), -1, queries.shape[2])
+        scores = np.matmul(grouped, widen(keys).swapaxes(1, 2))
+        by_head = scores.reshape(*queries.shape[:2], -1)
+        if softcap:
+            np.divide(scores, softcap, out=scores)
+            np.tanh(scores, out=scores)
+            np.multiply(scores, softcap, out=scores)
+        if seen.added is not None:
+            np.add(by_head, seen.added, out=by_head)
+        if seen.hidden is not None:
+            np.copyto(by_head, -np.inf, where=seen.hidden)
+        weights, total = _exponentials(scores, seen.added is not None or seen.hidden is not None)
+        sums = np.matmul(weights, as_dtype(values, wide))
+        np.divide(sums.reshape(*queries.shape[:2], size), total.reshape(*queries.shape[:2], 1), out=out)
+
+    if len(rows) == 1:  # few queries: as many heads at once as a range has
+        smallest = max(1, batch * kv_heads * BYTES_PER_RANGE // _bytes_read(q, k, v))
+        for row in range(batch):
+            threads.split(kv_heads, smallest, lambda first, last, row=row: compute(row, slice(first, last), 0))  # type: ignore[misc]
+    else:
+        places = [(row, slice(head, head + 1), index) for row in range(batch) for head in range(kv_heads) for index in range(len(rows))]
+
+        def compute_some(start: int, end: int) -> None:
+            for place in places[start:end]:
+                compute(*place)
+
+        threads.split(len(places), 1, compute_some)
+    return as_dtype(y.reshape(batch, count, heads * size) if packed else y, q.dtype)
 
 
 def _split_heads(x: Array, heads: int) -> Array:
@@ -149,14 +322,20 @@ def _apply_masks(
         np.copyto(scores, -np.inf, where=~seen)
 
 
-def _exponentials(scores: Array) -> tuple[Array, Array]:
-    """exp(scores - their maximum), in place, and its sum: [..., T] -> [..., T], [..., 1]. Where all are -inf: zeros, and a sum of 1."""
+def _exponentials(scores: Array, may_hide: bool = True) -> tuple[Array, Array]:
+    """exp(scores - their maximum), in place, and its sum: [..., T] -> [..., T], [..., 1]. Where all are -inf: zeros, and a sum of 1.
+
+    may_hide: whether there may be such rows; there are where there are no keys at all.
+    """
+    may_hide = may_hide or scores.shape[-1] == 0
     peak = np.maximum.reduce(scores, -1, keepdims=True, initial=-np.inf)
-    np.copyto(peak, 0, where=np.isneginf(peak))
+    if may_hide:
+        np.copyto(peak, 0, where=np.isneginf(peak))
     np.subtract(scores, peak, out=scores)
     np.exp(scores, out=scores)
     total = np.add.reduce(scores, -1, keepdims=True)
-    np.copyto(total, 1, where=total == 0)
+    if may_hide:
+        np.copyto(total, 1, where=total == 0)
     return scores, total
 
 

@@ -8,7 +8,6 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.pool import SMALLEST
 from miniort.types import Array
 from miniort_cpu.axes import as_ints, normalize_axis
-from miniort_cpu.buffers import copied
 
 kernels = KernelTable("cpu")
 
@@ -29,16 +28,15 @@ def concat(node: NodeContext) -> Run:
     return run
 
 
-@kernels.register("Split", versions=(13, None))
-@kernels.register("Split", versions=(2, 12))
+@kernels.register("Split", versions=(13, None), view_of=0)
+@kernels.register("Split", versions=(2, 12), view_of=0)
 def split(node: NodeContext) -> Run:
     """Parts along an axis: of the sizes given (an attribute until version 11, an input from 13), or equal, the last one smaller.
 
-    x: [..., N, ...] -> for each output [..., size, ...]
+    x: [..., N, ...] -> for each output [..., size, ...], views of x
     """
     axis, count = node.attribute("axis", 0), node.attribute("num_outputs", len(node.outputs))
     sizes: tuple[int, ...] | None = node.attribute("split", None) if node.version < 13 else as_ints(node.constant(1))
-    allocate = node.provider.allocate
 
     def run(x: Array, split: Array | None = None) -> tuple[Array, ...]:
         length, before = x.shape[axis], (slice(None),) * normalize_axis(axis, x.ndim)
@@ -47,7 +45,7 @@ def split(node: NodeContext) -> Run:
             raise ValueError(f"the parts of a Split must add up to the size of its axis: {list(lengths)} for {length}")
         parts, start = [], 0
         for size in lengths:
-            parts.append(copied(allocate, x[(*before, slice(start, start + size))]))
+            parts.append(x[(*before, slice(start, start + size))])
             start += size
         return tuple(parts)
 

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from math import prod
+from typing import TypeAlias
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
 from miniort_cpu.buffers import Allocate, copied
-from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, widen
+from miniort_cpu.depthwise import depthwise
+from miniort_cpu.epilogue import NOTHING, Activation, Epilogue
+from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype, widen
 from miniort_cpu.kernels.matrix import widened_constant
+from miniort_cpu.threads import Threads, threads_of
 from miniort_cpu.windows import Index, SlidingWindow, gather_windows, positions, scatter_windows, sliding_window
 
 kernels = KernelTable("cpu")
 
-COLUMN_BYTES = 2 << 20
+COLUMN_BYTES = 1 << 20
 """Bytes of gathered windows that are multiplied at a time: they should still be in the cache when the product reads them."""
 
-CHANNEL_BYTES = 512 << 10
-"""Bytes of gathered rows that a depthwise convolution takes at a time."""
+RESULT_BYTES = 512 << 10
+"""Bytes of a product that are worked on at a time, for the same reason."""
+
+SMALLEST_RANGE = 2_000_000
+"""Multiplications that are worth a thread's while."""
+
+FEW_COLUMNS = 128
+"""A product with fewer columns spends its time on packing the weights."""
 
 
 @dataclass(frozen=True)
@@ -39,51 +48,86 @@ def _by_row(w: Array) -> Array:
     return np.ascontiguousarray(w.transpose(2, 0, 1, 3)).reshape(w.shape[2], w.shape[0], -1)
 
 
-def _prefers_rows(w: Array, points: int, packed: bool) -> bool:
+def _prefers_rows(shape: Sequence[int], points: int, packed: bool) -> bool:
     """Whether a product per row of the kernel moves less memory than one for all of it, which takes a row of windows per tap."""
-    features, channels, height, width = w.shape
+    features, channels, height, width = shape
     all_taps = points * channels * height * width
     per_row = points * channels * width + 2 * points * features * (height - 1)
-    return bool(per_row + (0 if packed else 2 * w.size) < all_taps)
+    return bool(per_row + (0 if packed else 2 * prod(shape)) < all_taps)
 
 
-def convolve(allocate: Allocate, x: Array, weights: Weights, window: SlidingWindow, groups: int) -> Array:
-    """The convolution of x with w, without a bias: cross-correlation, as every framework has it.
+Compute: TypeAlias = Callable[[Array, Weights, Array, Epilogue], None]
+"""f(x, weights, out, epilogue) convolves inputs of one shape."""
 
-    x: [N, C, *sizes]; weights: of [M, C / groups, *kernel], x's dtype -> [N, M, *counts]
+
+@dataclass(frozen=True, eq=False)
+class Convolution:
+    """A convolution with all that doesn't depend on data: the window, the groups, and where memory and threads come from.
+
+    fixed: the weights where they never change. It's the cross-correlation that every framework has.
     """
-    w = weights.dense
-    place = window.place(x.shape[2:])
-    out = allocate((x.shape[0], w.shape[0], *place.counts), x.dtype)
-    if not out.size:
-        return out
-    if not x.size:
-        out[...] = 0  # all that a window sees is padding
-        return out
-    if all(size == 1 for size in window.kernel) and not any(place.begins) and not any(place.ends):
-        _convolve_points(allocate, x, w, window.strides, groups, out)
-    elif w.shape[1] == 1 and groups > 1 and len(window.kernel) <= 2:
-        _convolve_depthwise(allocate, x, w, window, place.begins, out)
-    elif groups == 1 and len(window.kernel) == 2 and _prefers_rows(w, prod(place.counts), weights.by_row is not None):
-        _convolve_rows(allocate, x, _by_row(w) if weights.by_row is None else weights.by_row, window, place.begins, out)
-    else:
-        _convolve_columns(allocate, x, w, window, place.begins, groups, out)
-    return out
 
+    window: SlidingWindow
+    groups: int
+    allocate: Allocate
+    threads: Threads
+    fixed: Array | None = None
+    planned: Callable[[tuple[int, ...], int, bool], tuple[tuple[int, ...], Compute | None]] = field(init=False)
 
-def _convolve_points(allocate: Allocate, x: Array, w: Array, strides: Sequence[int], groups: int, out: Array) -> None:
-    """With a kernel of one element: a matrix product of each point's channels. out: [N, M, *counts]."""
-    steps: Index = (..., *(slice(0, (count - 1) * stride + 1, stride) for count, stride in zip(out.shape[2:], strides, strict=True)))
-    x = x[steps]
-    if not x.flags.c_contiguous:
-        x = copied(allocate, x)
-    batch, channels = x.shape[:2]
-    features, points = out.shape[1], prod(out.shape[2:])
-    np.matmul(
-        w.reshape(groups, features // groups, channels // groups),
-        x.reshape(batch, groups, channels // groups, points),
-        out.reshape(batch, groups, features // groups, points),
-    )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "planned", lru_cache(maxsize=64)(self.plan))
+
+    def __call__(self, x: Array, weights: Weights, epilogue: Epilogue = NOTHING) -> Array:
+        """x: [N, C, *sizes]; weights: of [M, C / groups, *kernel], x's dtype -> [N, M, *counts]."""
+        shape, compute = self.planned(x.shape, len(weights.dense), weights.by_row is not None)
+        out: Array = self.allocate(shape, x.dtype)
+        if compute is not None:
+            compute(x if x.flags.c_contiguous else copied(self.allocate, x), weights, out, epilogue)
+        elif out.size:
+            out[...] = 0  # all that a window sees is padding
+            for image in range(shape[0]):
+                epilogue(out[image].reshape(shape[1], -1), image, slice(None), slice(None))
+        return out
+
+    def result_shape(self, shape: tuple[int, ...], features: int) -> tuple[int, ...]:
+        """The output's shape for an input's."""
+        return (shape[0], features, *self.window.place(shape[2:]).counts)
+
+    def plan(self, shape: tuple[int, ...], features: int, packed: bool) -> tuple[tuple[int, ...], Compute | None]:
+        """The output's shape and what computes it; None where there's nothing to compute with."""
+        window, place = self.window, self.window.place(shape[2:])
+        result = self.result_shape(shape, features)
+        weight = (features, shape[1] // self.groups, *window.kernel)
+        if not prod(result) or not prod(shape):
+            return result, None
+        if all(size == 1 for size in window.kernel) and not any(place.begins) and not any(place.ends):
+            return result, _points(self, shape, result)
+        if weight[1] == 1 and self.groups > 1 and len(window.kernel) <= 2:
+            return result, self._depthwise(shape, result, place.begins)
+        if self.groups == 1 and len(window.kernel) == 2 and _prefers_rows(weight, prod(place.counts), packed):
+            return result, _rows(self, shape, result, place.begins)
+        multiplications = prod(result) * prod(weight[1:])
+        if multiplications < 2 * SMALLEST_RANGE and shape[0] * shape[1] * prod(window.kernel) * prod(place.counts) * 4 < COLUMN_BYTES // 4:
+            return result, _few_windows(self, shape, result, place.begins)
+        return result, _columns(self, shape, result, place.begins)
+
+    def _depthwise(self, shape: tuple[int, ...], result: tuple[int, ...], begins: tuple[int, ...]) -> Compute:
+        window, fixed = self.window, self.fixed
+        flat = len(window.kernel) == 1
+        if flat:  # as an image of one row
+            window = SlidingWindow((1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0,), (0,))
+            shape, result, begins = (*shape[:2], 1, shape[2]), (*result[:2], 1, result[2]), (0, *begins)
+            fixed = None if fixed is None else fixed[:, :, None]
+        compute = depthwise(self.allocate, self.threads, window, begins, shape, result, fixed)
+
+        def run(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+            w = weights.dense
+            if flat:
+                compute(x[:, :, None], w[:, :, None], out[:, :, None], epilogue)
+            else:
+                compute(x, w, out, epilogue)
+
+        return run
 
 
 def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
@@ -93,31 +137,156 @@ def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(length, total - start)
 
 
-def _convolve_columns(
-    allocate: Allocate, x: Array, w: Array, window: SlidingWindow, begins: tuple[int, ...], groups: int, out: Array
-) -> None:
-    """By products of the weights with gathered windows, a block of the first axis' windows at a time. out: [N, M, *counts]."""
-    batch, channels, *sizes = x.shape
-    features, (first, *rest) = out.shape[1], out.shape[2:]
-    taps = channels // groups * prod(window.kernel)
-    row = channels * prod(window.kernel) * prod(rest)
-    limit = COLUMN_BYTES // (row * x.itemsize)
-    weights = w.reshape(groups, features // groups, taps)
-    products = out.reshape(batch, groups, features // groups, first, prod(rest))
-    space: Array | None = None
-    for image, images in _blocks(batch, limit // first):
-        part = x[image : image + images]
-        for top, height in _blocks(first, first if images > 1 else limit):
-            start = (begins[0] - top * window.strides[0], *begins[1:])
-            seen = positions(window.kernel, window.strides, window.dilations, start, tuple(sizes), (height, *rest))
-            if space is None:
-                space = allocate((images * row * height,), x.dtype)  # the first block is the largest
-            shape = (images, channels, *window.kernel, height, *rest)
-            columns = gather_windows(part, space[: prod(shape)].reshape(shape), seen)
-            target = products[image : image + images, :, :, top : top + height]
-            np.matmul(
-                weights, columns.reshape(images, groups, taps, -1), target.reshape(images, groups, features // groups, -1, copy=False)
-            )
+def _pieces(start: int, end: int, height: int, limit: int) -> Iterator[tuple[int, int, int]]:
+    """The rows from start to before end of images of some height, in blocks of one image each: image, first row, number of rows."""
+    while start < end:
+        image, top = divmod(start, height)
+        count = min(height - top, end - start)
+        for first, length in _blocks(count, limit):
+            yield image, top + first, length
+        start += count
+
+
+def _points(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...]) -> Compute:
+    """With a kernel of one element: a matrix product of each point's channels. -> out: [N, M, *counts]."""
+    batch, channels = shape[:2]
+    features, points = result[1], prod(result[2:])
+    steps: Index | None = None
+    if any(stride != 1 for stride in how.window.strides):
+        steps = (..., *(slice(0, (n - 1) * stride + 1, stride) for n, stride in zip(result[2:], how.window.strides, strict=True)))
+    if how.groups > 1:
+        return _grouped_points(how, batch, channels // how.groups, features // how.groups, points, steps)
+    block = max(RESULT_BYTES // (max(features, channels) * 4), FEW_COLUMNS)
+    by_features = batch == 1 and features > points
+    few = max(SMALLEST_RANGE // max(channels * (points if by_features else features), 1), 1)
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        if steps is not None:
+            x = copied(how.allocate, x[steps])
+        w, xs, ys = weights.dense.reshape(features, channels), x.reshape(batch, channels, points), out.reshape(batch, features, points)
+
+        def of_features(start: int, end: int) -> None:
+            part = ys[0, start:end]
+            np.matmul(w[start:end], xs[0], part)
+            epilogue(part, 0, slice(start, end), slice(None))
+
+        def of_points(start: int, end: int) -> None:
+            if batch == 1 and end - start <= block:
+                chosen = slice(start, end)
+                part = ys[0, :, chosen]
+                np.matmul(w, xs[0, :, chosen], part)
+                epilogue(part, 0, slice(None), chosen)
+                return
+            for image, first, count in _pieces(start, end, points, block):
+                chosen = slice(first, first + count)
+                part = ys[image, :, chosen]
+                np.matmul(w, xs[image, :, chosen], part)
+                epilogue(part, image, slice(None), chosen)
+
+        if by_features:
+            how.threads.split(features, few, of_features)
+        else:
+            how.threads.split(batch * points, max(few, FEW_COLUMNS), of_points)
+
+    return compute
+
+
+def _grouped_points(how: Convolution, batch: int, inner: int, outer: int, points: int, steps: Index | None) -> Compute:
+    """The same in groups, of `inner` channels and `outer` features each."""
+    groups = how.groups
+    few = max(SMALLEST_RANGE // (batch * inner * outer * points), 1)
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        if steps is not None:
+            x = copied(how.allocate, x[steps])
+        w = weights.dense.reshape(groups, outer, inner)
+        xs, ys = x.reshape(batch, groups, inner, points), out.reshape(batch, groups, outer, points)
+
+        def of_groups(start: int, end: int) -> None:
+            for image in range(batch):
+                part = ys[image, start:end]
+                np.matmul(w[start:end], xs[image, start:end], part)
+                epilogue(part.reshape(-1, points), image, slice(start * outer, end * outer), slice(None))
+
+        how.threads.split(groups, few, of_groups)
+
+    return compute
+
+
+def _few_windows(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], begins: tuple[int, ...]) -> Compute:
+    """By one product with all windows at once, gathered by one copy: what is small costs as many calls as it takes."""
+    window, groups = how.window, how.groups
+    (batch, channels, *sizes), features, counts = shape, result[1], result[2:]
+    axes = tuple(zip(counts, window.strides, window.extents, begins, sizes, strict=True))
+    padded = [(count - 1) * stride + extent for count, stride, extent, _, _ in axes]
+    is_padded = any(begins) or any(wanted > size for wanted, size in zip(padded, sizes, strict=True))
+    inside: Index = (
+        ...,
+        *(slice(begin, begin + min(size, wanted - begin)) for wanted, (_, _, _, begin, size) in zip(padded, axes, strict=True)),
+    )
+    kept: Index = (..., *(slice(0, min(size, wanted - begin)) for wanted, (_, _, _, begin, size) in zip(padded, axes, strict=True)))
+    seen = (batch, channels, *window.kernel, *counts)
+    taps, points = channels // groups * prod(window.kernel), prod(counts)
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        source = x
+        if is_padded:
+            source = np.zeros((batch, channels, *padded), x.dtype)
+            source[inside] = x[kept]
+        spatial = source.strides[2:]
+        steps = [step * dilation for step, dilation in zip(spatial, window.dilations, strict=True)]
+        strides = [step * stride for step, stride in zip(spatial, window.strides, strict=True)]
+        windows: Array = np.ndarray(seen, x.dtype, source, 0, (*source.strides[:2], *steps, *strides))
+        w, ys = weights.dense.reshape(groups, features // groups, taps), out.reshape(batch, groups, features // groups, points)
+        np.matmul(w, windows.reshape(batch, groups, taps, points), ys)
+        epilogue(out.reshape(batch, features, points), slice(None), slice(None), slice(None))
+
+    return compute
+
+
+def _columns(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], begins: tuple[int, ...]) -> Compute:
+    """By products of the weights with gathered windows, some of the first axis' windows at a time."""
+    window, groups, allocate = how.window, how.groups, how.allocate
+    (batch, channels, *sizes), features, (first, *rest) = shape, result[1], result[2:]
+    taps, width, points = channels // groups * prod(window.kernel), prod(rest), prod(result[2:])
+    row = channels * prod(window.kernel) * width
+
+    def gather(x: Array, space: Array, image: int, channel: slice, top: int, height: int) -> None:
+        start = (begins[0] - top * window.strides[0], *begins[1:])
+        seen = positions(window.kernel, window.strides, window.dilations, start, tuple(sizes), (height, *rest))
+        gather_windows(x[image, channel], space[: row * height].reshape(channels, *window.kernel, height, *rest)[channel], seen)
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        w, ys = weights.dense.reshape(groups, features // groups, taps), out.reshape(batch, groups, features // groups, points)
+
+        def of_rows(start: int, end: int) -> None:
+            limit = max(COLUMN_BYTES // (row * x.itemsize), -(-FEW_COLUMNS // width))
+            space = allocate((row * min(limit, end - start, first),), x.dtype)
+            for image, top, height in _pieces(start, end, first, limit):
+                gather(x, space, image, slice(None), top, height)
+                chosen = slice(top * width, (top + height) * width)
+                part = ys[image, :, :, chosen]
+                np.matmul(w, space[: row * height].reshape(groups, taps, height * width), part)
+                for group in range(groups):
+                    outer = features // groups
+                    epilogue(part[group], image, slice(group * outer, (group + 1) * outer), chosen)
+
+        if groups == 1 and batch == 1 and features > points:
+            space = allocate((row * first,), x.dtype)
+            few = max(SMALLEST_RANGE // (16 * prod(window.kernel) * points), 1)
+            how.threads.split(channels, few, lambda start, end: gather(x, space, 0, slice(start, end), 0, first))
+            seen = space.reshape(taps, points)
+
+            def of_features(start: int, end: int) -> None:
+                part = ys[0, 0, start:end]
+                np.matmul(w[0, start:end], seen, part)
+                epilogue(part, 0, slice(start, end), slice(None))
+
+            how.threads.split(features, max(SMALLEST_RANGE // (taps * points), 1), of_features)
+        else:
+            how.threads.split(batch * first, max(SMALLEST_RANGE // (features * taps * width), -(-FEW_COLUMNS // width), 1), of_rows)
+
+    return compute
 
 
 @dataclass(frozen=True)
@@ -156,64 +325,54 @@ class _Rows:
         return part, row * self.columns
 
 
-def _convolve_rows(allocate: Allocate, x: Array, by_row: Array, window: SlidingWindow, begins: tuple[int, ...], out: Array) -> None:
-    """By a product per row of the kernel, which saves gathering each element once per row. by_row: [height, M, C · width]."""
-    batch, channels = x.shape[:2]
-    features, height, width = out.shape[1:]
-    products = out.reshape(batch, features, height * width)
-    space: Array | None = None
-    for top, count in _blocks(height, COLUMN_BYTES // (channels * window.kernel[1] * width * x.itemsize)):
-        rows, points = _Rows(window, count, width), count * width
-        if space is None:
-            space = allocate((rows.elements(channels),), x.dtype)  # the first block is the largest
-            terms = allocate((features * points,), x.dtype)
-        term = terms[: features * points].reshape(features, points)
-        for image in range(batch):
-            gathered = rows.gather(x[image], space, (begins[0] - top * window.strides[0], begins[1]))
-            parts = gathered.reshape(window.strides[0], channels * window.kernel[1], -1)
-            total = products[image, :, top * width : top * width + points]
+def _rows(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], begins: tuple[int, ...]) -> Compute:
+    """By a product per row of the kernel, which saves gathering each element once per row."""
+    window, allocate = how.window, how.allocate
+    (batch, channels), features, (height, width) = shape[:2], result[1], result[2:]
+    points, taps = height * width, channels * window.kernel[1]
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        by_row = _by_row(weights.dense) if weights.by_row is None else weights.by_row  # [height of the kernel, M, C · its width]
+        ys = out.reshape(batch, features, points)
+
+        def multiply(rows: _Rows, parts: Array, chosen: slice, total: Array, term: Array) -> None:
             for index, weight in enumerate(by_row):
                 part, start = rows.part(index)
-                seen = parts[part, :, start : start + points]
+                seen = parts[part, :, start : start + total.shape[1]]
                 if index == 0:
-                    np.matmul(weight, seen, total)
+                    np.matmul(weight[chosen], seen, total)
                 else:
-                    np.add(total, np.matmul(weight, seen, term), out=total)
+                    np.add(total, np.matmul(weight[chosen], seen, term), out=total)
 
+        def of_rows(start: int, end: int) -> None:
+            limit = max(COLUMN_BYTES // (taps * width * x.itemsize), -(-FEW_COLUMNS // width))
+            limit = min(limit, end - start, height)
+            space = allocate((_Rows(window, limit, width).elements(channels),), x.dtype)
+            terms = allocate((features * limit * width,), x.dtype)
+            for image, top, count in _pieces(start, end, height, limit):
+                rows = _Rows(window, count, width)
+                parts = rows.gather(x[image], space, (begins[0] - top * window.strides[0], begins[1])).reshape(window.strides[0], taps, -1)
+                chosen = slice(top * width, (top + count) * width)
+                total = ys[image, :, chosen]
+                multiply(rows, parts, slice(None), total, terms[: total.size].reshape(total.shape))
+                epilogue(total, image, slice(None), chosen)
 
-def _convolve_depthwise(allocate: Allocate, x: Array, w: Array, window: SlidingWindow, begins: tuple[int, ...], out: Array) -> None:
-    """With one channel to a group: each window's elements times the weights, summed up. out: [N, M, *counts]."""
-    if len(window.kernel) == 1:  # as an image of one row
-        window = SlidingWindow((1, *window.kernel), (1, *window.strides), (1, *window.dilations), (0,), (0,))
-        x, w, out, begins = x[:, :, None], w[:, :, None], out[:, :, None], (0, *begins)
-    batch, channels = x.shape[:2]
-    factor = out.shape[1] // channels
-    rows = _Rows(window, *out.shape[2:])
-    points = rows.rows * rows.columns
-    weights = np.ascontiguousarray(w.reshape(channels, factor, *window.kernel).swapaxes(2, 3))
-    parts = [[i for i in range(window.kernel[0]) if rows.part(i)[0] == part] for part in range(window.strides[0])]
-    block = max(CHANNEL_BYTES // (rows.elements(1) * x.itemsize), 1)
-    space: Array | None = None
-    results = out.reshape(batch, channels, factor, points)
-    for first, count in _blocks(channels, block):
-        if space is None:
-            space = allocate((rows.elements(count),), x.dtype)
-            term = allocate((count, points), x.dtype)
-        for image in range(batch):
-            gathered = rows.gather(x[image, first : first + count], space, begins)
-            for feature in range(factor):
-                total = results[image, first : first + count, feature]
-                for place, taps in enumerate(each for each in parts if each):
-                    # What is seen at these taps, as a view in which taps lie over each other: [count, width, taps, points].
-                    part, start = rows.part(taps[0])
-                    step = (rows.part(taps[1])[1] - start) if len(taps) > 1 else 0
-                    source = gathered[part].reshape(count, window.kernel[1], -1)[:, :, start:]
-                    strides = (*source.strides[:2], step * x.itemsize, x.itemsize)
-                    seen = as_strided(source, (count, window.kernel[1], len(taps), points), strides, writeable=False)
-                    weight = weights[first : first + count, feature][:, :, taps]
-                    np.einsum("cjip,cji->cp", seen, weight, out=term[:count] if place else total)
-                    if place:
-                        np.add(total, term[:count], out=total)
+        if batch == 1 and features > points:
+            rows = _Rows(window, height, width)
+            space = allocate((rows.elements(channels),), x.dtype)
+            parts = rows.gather(x[0], space, begins).reshape(window.strides[0], taps, -1)
+
+            def of_features(start: int, end: int) -> None:
+                total = ys[0, start:end]
+                multiply(rows, parts, slice(start, end), total, allocate(total.shape, x.dtype))
+                epilogue(total, 0, slice(start, end), slice(None))
+
+            how.threads.split(features, max(SMALLEST_RANGE // (taps * window.kernel[0] * points), 1), of_features)
+        else:
+            smallest = SMALLEST_RANGE // (features * taps * window.kernel[0] * width)
+            how.threads.split(batch * height, max(smallest, -(-FEW_COLUMNS // width), 1), of_rows)
+
+    return compute
 
 
 def add_bias(y: Array, bias: Array | None) -> Array:
@@ -223,21 +382,53 @@ def add_bias(y: Array, bias: Array | None) -> Array:
     return y
 
 
+def convolver(node: NodeContext, fixed: Array | None) -> Callable[[tuple[int, ...]], Convolution]:
+    """What a node's attributes say of its convolution, given the kernel's shape. fixed: the weights where they never change."""
+    groups, allocate, threads = node.attribute("group", 1), node.provider.allocate, threads_of(node.provider)
+    threads.blas_retreat.stay()
+    return cache(lambda kernel: Convolution(sliding_window(node, kernel), groups, allocate, threads, fixed))
+
+
+def convolution(node: NodeContext, activate: Activation | None, scaled: bool = False) -> Run:
+    """A kernel for activation(factor · (w * x) + bias + addend), the last four absent for none.
+
+    x: [N, C, *sizes]; w: [M, C / group, *kernel]; bias: [M]; addend: [N, M, *counts]; factor: [M] -> [N, M, *counts]
+    scaled: bias and factor are computed in every run.
+    """
+    weights, biases = _prepared_weights(node, 1), None if scaled else widened_constant(node, 2)
+    convolution_of = convolver(node, None if weights is None else weights.dense)
+    known = None if weights is None else (convolution_of(weights.dense.shape[2:]), weights)
+    is_fixed = not scaled and not node.has_input(3) and (biases is not None or not node.has_input(2))
+    fixed = Epilogue(None, None if biases is None else biases[:, None], None, activate) if is_fixed else None
+
+    def run(x: Array, w: Array, bias: Array | None = None, addend: Array | None = None, factor: Array | None = None) -> Array:
+        dtype = x.dtype
+        if dtype in NARROW_FLOATS:
+            x = x.astype(FLOAT32)
+        how, used = (convolution_of(w.shape[2:]), Weights(np.ascontiguousarray(widen(w)))) if known is None else known
+        epilogue, rest = fixed, None
+        if epilogue is None:
+            factors, terms = (None if each is None else as_dtype(each, x.dtype)[:, None] for each in (factor, bias))
+            if addend is None:
+                epilogue = Epilogue(factors, terms, None, activate)
+            elif addend.shape == how.result_shape(x.shape, len(w)):
+                epilogue = Epilogue(factors, terms, as_dtype(addend, x.dtype).reshape(*addend.shape[:2], -1), activate)
+            else:  # one of them is repeated, so that the sum may have another shape
+                epilogue, rest = Epilogue(factors, terms), as_dtype(addend, x.dtype)
+        y = how(x, used, epilogue)
+        if rest is not None:
+            y = np.add(y, rest, out=...)
+            if activate is not None:
+                activate(y)
+        return y if y.dtype == dtype else y.astype(dtype)
+
+    return run
+
+
 @kernels.register("Conv", versions=(1, None))
 def conv(node: NodeContext) -> Run:
     """A convolution. x: [N, C, *sizes]; w: [M, C / group, *kernel]; bias: [M] -> [N, M, *counts]."""
-    groups = node.attribute("group", 1)
-    weights, biases = _prepared_weights(node, 1), widened_constant(node, 2)
-    window_of = cache(lambda kernel: sliding_window(node, kernel))
-    allocate = node.provider.allocate
-
-    def run(x: Array, w: Array, bias: Array | None = None) -> Array:
-        y = convolve(allocate, widen(x), Weights(widen(w)) if weights is None else weights, window_of(w.shape[2:]), groups)
-        if bias is not None:
-            add_bias(y, widen(bias) if biases is None else biases)
-        return as_dtype(y, x.dtype)
-
-    return run
+    return convolution(node, None)
 
 
 def _prepared_weights(node: NodeContext, index: int) -> Weights | None:
@@ -245,7 +436,7 @@ def _prepared_weights(node: NodeContext, index: int) -> Weights | None:
     dense = widened_constant(node, index)
     if dense is None:
         return None
-    if dense.ndim == 4 and node.attribute("group", 1) == 1 and dense.shape[2] > 1 and _prefers_rows(dense, 1 << 20, True):
+    if dense.ndim == 4 and node.attribute("group", 1) == 1 and dense.shape[2] > 1 and _prefers_rows(dense.shape, 1 << 20, True):
         return Weights(dense, node.prepare(index, "cpu.convolution_by_row", lambda w: _by_row(widen(w))))
     return Weights(dense)
 
@@ -287,7 +478,8 @@ def conv_transpose(node: NodeContext) -> Run:
     groups = node.attribute("group", 1)
     weights, biases = widened_constant(node, 1), widened_constant(node, 2)
     output_padding, output_shape = node.attribute("output_padding", None), node.attribute("output_shape", None)
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
+    threads.blas_retreat.stay()
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         wide = widen(x)
@@ -296,7 +488,7 @@ def conv_transpose(node: NodeContext) -> Run:
         shape = _TransposedShape(
             window, tuple(output_padding or (0,) * rank), None if output_shape is None else tuple(output_shape[-rank:])
         )
-        y = _convolve_transposed(allocate, wide, widen(w) if weights is None else weights, shape, groups)
+        y = _convolve_transposed(allocate, threads, wide, widen(w) if weights is None else weights, shape, groups)
         if bias is not None:
             add_bias(y, widen(bias) if biases is None else biases)
         return as_dtype(y, x.dtype)
@@ -304,13 +496,17 @@ def conv_transpose(node: NodeContext) -> Run:
     return run
 
 
-def _convolve_transposed(allocate: Allocate, x: Array, w: Array, shape: _TransposedShape, groups: int) -> Array:
+def _convolve_transposed(allocate: Allocate, threads: Threads, x: Array, w: Array, shape: _TransposedShape, groups: int) -> Array:
     """x: [N, C, *sizes]; w: [C, M / groups, *kernel] -> [N, M, *output sizes]."""
     batch, channels, *sizes = x.shape
     window = shape.window
     outputs, begins = shape.place(sizes)
     features = w.shape[1]
     y = allocate((batch, groups * features, *outputs), x.dtype)
+    side_by_side = window.kernel == window.strides and set(window.dilations) == {1} and not any(begins)
+    spread = tuple(size * stride for size, stride in zip(sizes, window.strides, strict=True))
+    if side_by_side and x.size and spread == tuple(outputs):
+        return _spread_windows(allocate, threads, x, w, groups, window.kernel, y)
     y[...] = 0
     if not x.size or not y.size:
         return y
@@ -321,6 +517,28 @@ def _convolve_transposed(allocate: Allocate, x: Array, w: Array, shape: _Transpo
         inputs = np.ascontiguousarray(x[image]).reshape(groups, channels // groups, points)
         columns = np.matmul(weights, inputs, allocate((groups, features * prod(window.kernel), points), x.dtype))
         scatter_windows(columns.reshape(groups * features, *window.kernel, *sizes), y[image], seen)
+    return y
+
+
+def _spread_windows(allocate: Allocate, threads: Threads, x: Array, w: Array, groups: int, kernel: tuple[int, ...], y: Array) -> Array:
+    """A transposed convolution whose windows lie side by side: each element of y is one product. y: [N, M, *sizes · kernel] -> y."""
+    batch, channels, *sizes = x.shape
+    features, first, rest = w.shape[1] * groups, sizes[0], prod(sizes[1:])
+    weights = w.reshape(groups, channels // groups, -1).swapaxes(1, 2)
+    row = features * prod(kernel) * rest  # of what is multiplied for a row of x
+    limit = max(COLUMN_BYTES // max(row * x.itemsize, 1), 1)
+    source = np.ascontiguousarray(x).reshape(batch, groups, channels // groups, first, rest)
+
+    def of_rows(start: int, end: int) -> None:
+        for image, top, height in _pieces(start, end, first, limit):
+            inputs = source[image, :, :, top : top + height].reshape(groups, channels // groups, height * rest)
+            products = np.matmul(weights, inputs, allocate((groups, features // groups * prod(kernel), height * rest), x.dtype))
+            taps = products.reshape(features, *kernel, height, *sizes[1:])
+            target = y[image, :, top * kernel[0] : (top + height) * kernel[0]]
+            for tap in np.ndindex(*kernel):
+                target[(slice(None), *(slice(at, None, size) for at, size in zip(tap, kernel, strict=True)))] = taps[(slice(None), *tap)]
+
+    threads.split(batch * first, max(SMALLEST_RANGE // max(channels // groups * row, 1), 1), of_rows)
     return y
 
 
@@ -351,8 +569,6 @@ def _integer_convolution(node: NodeContext, weight: int, weight_zero: int) -> Ru
 
     x: [N, C, *sizes] 8-bit; w: [M, C / group, *kernel] 8-bit; x_zero: []; w_zero: [] or [M] -> [N, M, *counts]
     """
-    groups = node.attribute("group", 1)
-    window_of = cache(lambda kernel: sliding_window(node, kernel))
     allocate = node.provider.allocate
     constant, zero = node.constant(weight), node.constant(weight_zero)
     prepared: Array | None = None
@@ -361,6 +577,7 @@ def _integer_convolution(node: NodeContext, weight: int, weight_zero: int) -> Ru
             prepared = node.prepare(weight, "cpu.exact_integer_convolution", lambda w: _integer_weights(w, None, 255))
         else:
             prepared = _integer_weights(constant, zero, 255)
+    convolution_of = convolver(node, prepared)
 
     def run(x: Array, x_zero: Array | None, w: Array, w_zero: Array | None) -> Array:
         weights = _integer_weights(w, w_zero, 255) if prepared is None else prepared
@@ -369,7 +586,7 @@ def _integer_convolution(node: NodeContext, weight: int, weight_zero: int) -> Ru
             np.copyto(wide, x)
         else:
             np.subtract(x, x_zero.reshape(()).astype(weights.dtype), out=wide, dtype=weights.dtype)
-        return convolve(allocate, wide, Weights(weights), window_of(w.shape[2:]), groups)
+        return convolution_of(w.shape[2:])(wide, Weights(weights))
 
     return run
 

@@ -33,12 +33,12 @@ UNARY: dict[str, tuple[int, Ufunc]] = {
 for op, (since, ufunc) in UNARY.items():
     kernels.register(op, versions=(since, None))(unary(ufunc))
 
-kernels.register("Add", versions=(7, None))(binary(np.add))
-kernels.register("Sub", versions=(7, None))(binary(np.subtract))
-kernels.register("Mul", versions=(7, None))(binary(np.multiply))
+kernels.register("Add", versions=(7, None), written_over=(0, 1))(binary(np.add))
+kernels.register("Sub", versions=(7, None), written_over=(0, 1))(binary(np.subtract))
+kernels.register("Mul", versions=(7, None), written_over=(0, 1))(binary(np.multiply))
 
 
-kernels.register("Div", versions=(7, None))(by_kind(integer=binary(truncated_quotient), floating=binary(np.divide)))
+kernels.register("Div", versions=(7, None), written_over=(0, 1))(by_kind(integer=binary(truncated_quotient), floating=binary(np.divide)))
 
 
 @kernels.register("Mod", versions=(10, None))

@@ -13,6 +13,7 @@ from miniort.types import Array, DType
 from miniort_cpu.axes import normalize_axes, normalize_axis
 from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import as_dtype, widen
+from miniort_cpu.threads import Threads, threads_of
 
 kernels = KernelTable("cpu")
 
@@ -22,10 +23,28 @@ def _along_channels(values: Array, rank: int) -> Array:
     return values.reshape(*values.shape, *(1,) * (rank - 1 - values.ndim)) if rank > 1 else values
 
 
-def _scaled(allocate: Allocate, x: Array, factor: Array, term: Array) -> Array:
+BLOCK = 64 * 1024
+"""Elements of an image that are scaled and then shifted while they're in the cache."""
+
+
+def _scaled(allocate: Allocate, threads: Threads, x: Array, factor: Array, term: Array) -> Array:
     """`x` · factor + term, of x's dtype. x: [N, C, *sizes]; factor, term: [C] or [C, *sizes] -> x's shape."""
-    y = np.multiply(x, _along_channels(factor, x.ndim), out=allocate(x.shape, x.dtype), casting="same_kind")
-    return np.add(y, _along_channels(term, x.ndim), out=y, casting="same_kind")
+    y: Array = allocate(x.shape, x.dtype)
+    if x.ndim < 2 or x.size <= BLOCK:
+        np.multiply(x, _along_channels(factor, x.ndim), out=y, casting="same_kind")
+        return np.add(y, _along_channels(term, x.ndim), out=y, casting="same_kind")
+    factors, terms = _along_channels(factor, x.ndim), _along_channels(term, x.ndim)
+    count = max(BLOCK * x.shape[1] // x.size, 1)
+
+    def of_channels(start: int, end: int) -> None:
+        for first in range(start, end, count):
+            chosen = slice(first, min(first + count, end))
+            part = y[:, chosen]
+            np.multiply(x[:, chosen], factors[chosen], out=part, casting="same_kind")
+            np.add(part, terms[chosen], out=part, casting="same_kind")
+
+    threads.split(x.shape[1], count, of_channels)
+    return y
 
 
 def _line(scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float, dtype: DType) -> tuple[Array, Array]:
@@ -52,7 +71,7 @@ def batch_normalization(node: NodeContext) -> Run:
     else:
         training = not node.attribute("is_test", 0)
     outputs = len(node.outputs)
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
     fixed: tuple[Array, Array] | None = None
     constants = [node.constant(index) for index in range(1, 5)]
     dtype = node.dtype(0)
@@ -64,14 +83,14 @@ def batch_normalization(node: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:
         wide = widen(x)
         factor, term = _line(scale, bias, mean, variance, epsilon, wide.dtype) if fixed is None else fixed
-        return as_dtype(_scaled(allocate, wide, factor, term), x.dtype)
+        return as_dtype(_scaled(allocate, threads, wide, factor, term), x.dtype)
 
     def train(x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array | tuple[Array, ...]:
         wide = widen(x)
         axes = 0 if per_place else (0, *range(2, x.ndim))
         own_mean, own_variance = np.mean(wide, axes), np.var(wide, axes)
         factor, term = _line(scale, bias, own_mean, own_variance, epsilon, wide.dtype)
-        y = as_dtype(_scaled(allocate, wide, factor, term), x.dtype)
+        y = as_dtype(_scaled(allocate, threads, wide, factor, term), x.dtype)
         if outputs == 1:
             return y
         running = [

@@ -15,6 +15,7 @@ from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.reduction import maximum, mean
+from miniort_cpu.threads import Threads, threads_of
 from miniort_cpu.windows import Placement, SlidingWindow, overlap, positions, sliding_window
 
 kernels = KernelTable("cpu")
@@ -59,6 +60,29 @@ def pool(allocate: Allocate, ufunc: np.ufunc, empty: Any, x: Array, window: Slid
     return x
 
 
+SMALLEST_RANGE = 64 * 1024
+"""Elements that are worth a thread's while."""
+
+
+def shared_pool(
+    allocate: Allocate, threads: Threads, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, place: Placement
+) -> Array:
+    """`pool`, with the channels divided over threads, and each thread's in blocks that stay in the cache."""
+    channels = x.shape[1]
+    if x.size < 2 * SMALLEST_RANGE or not x.size or channels < 2:
+        return pool(allocate, ufunc, empty, x, window, place)
+    out: Array = allocate((*x.shape[:2], *place.counts), x.dtype)
+    block = max(2 * SMALLEST_RANGE * channels // x.size, 1)
+
+    def of_channels(start: int, end: int) -> None:
+        for first in range(start, end, block):
+            chosen = slice(first, min(first + block, end))
+            out[:, chosen] = pool(allocate, ufunc, empty, x[:, chosen], window, place)
+
+    threads.split(channels, block, of_channels)
+    return out
+
+
 @lru_cache(maxsize=256)
 def _window_counts(window: SlidingWindow, place: Placement, sizes: tuple[int, ...], with_padding: bool) -> Array | int:
     """How many elements each window averages over: [*counts] int, or one number where it's the same for all."""
@@ -82,12 +106,12 @@ def average_pool(node: NodeContext) -> Run:
     """
     window = sliding_window(node, node.attribute("kernel_shape"))
     with_padding = bool(node.attribute("count_include_pad", 0))
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
 
     def run(x: Array) -> Array:
         wide, sizes = widen(x), x.shape[2:]
         place = window.place(sizes)
-        total = pool(allocate, np.add, 0, wide, window, place)
+        total = shared_pool(allocate, threads, np.add, 0, wide, window, place)
         out = allocate(total.shape, total.dtype) if total is wide else total
         counts = _window_counts(window, place, sizes, with_padding)
         if isinstance(counts, int):
@@ -123,10 +147,10 @@ def max_pool(node: NodeContext) -> Run:
     """
     window = sliding_window(node, node.attribute("kernel_shape"))
     column_major = bool(node.attribute("storage_order", 0))
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
 
     def run(x: Array) -> Array:
-        y = pool(allocate, np.maximum, _lowest(x.dtype), x, window, window.place(x.shape[2:]))
+        y = shared_pool(allocate, threads, np.maximum, _lowest(x.dtype), x, window, window.place(x.shape[2:]))
         return x.copy() if y is x else y
 
     def run_with_indices(x: Array) -> tuple[Array, Array]:
@@ -191,7 +215,13 @@ def global_average_pool(node: NodeContext) -> Run:
     """The mean over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
 
     def run(x: Array) -> Array:
-        return as_dtype(mean(widen(x), tuple(_spatial(x)), True), x.dtype)
+        batch, channels, *sizes = x.shape
+        points, wide = prod(sizes), widen(x)
+        if not wide.size or wide.dtype.kind != "f":
+            return as_dtype(mean(wide, tuple(_spatial(x)), True), x.dtype)
+        total = wide.reshape(batch * channels, points).dot(np.ones(points, wide.dtype))  # a product sums up faster than a reduction
+        np.divide(total, points, out=total)
+        return as_dtype(total, x.dtype).reshape(batch, channels, *(1,) * len(sizes))
 
     return run
 

@@ -18,11 +18,15 @@ from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.kernels.activation import sigmoid
 from miniort_cpu.kernels.matrix import matrix_product, widened_constant
+from miniort_cpu.threads import ALONE, Threads, threads_of
 
 kernels = KernelTable("cpu")
 
 Activation: TypeAlias = Callable[[Array], None]
 """f(x): x becomes the activation of itself, in place."""
+
+LARGE_CELL = 128 * 1024
+"""Elements of the recurrent weights from which on two directions run side by side."""
 
 State: TypeAlias = tuple[Array, ...]
 """What a step hands on to the next: (hidden,) or (hidden, cell), each [B, H]."""
@@ -276,6 +280,7 @@ class Layer:
     directions: tuple[bool, ...]  # whether each goes backward
     batch_first: bool
     allocate: Allocate
+    threads: Threads = ALONE
 
     def __call__(
         self, x: Array, w: Array, biases: Array | None, lengths: Array | None, states: Sequence[Array | None], cells: Sequence[Cell]
@@ -293,7 +298,8 @@ class Layer:
         y = self.allocate((batch, time, ways, hidden) if self.batch_first else (time, ways, batch, hidden), wide.dtype)
         shape = (batch, ways, hidden) if self.batch_first else (ways, batch, hidden)
         finals = [np.empty(shape, wide.dtype) for _ in states]
-        for way, backward in enumerate(self.directions):
+
+        def run_direction(way: int, backward: bool) -> None:
             gates = matrix_product(self.allocate, steps, w[way].T)
             if biases is not None:
                 np.add(gates, biases[way], out=gates)
@@ -307,6 +313,13 @@ class Layer:
                     final[:, way] = last
                 else:
                     final[way] = last
+
+        def run_directions(first: int, last: int) -> None:
+            for way in range(first, last):
+                run_direction(way, self.directions[way])
+
+        # Neither direction waits for the other. Many small steps would only wait for Python's lock, so they stay in one thread.
+        self.threads.split(ways, 1 if cells[0].recurrent.size >= LARGE_CELL else ways, run_directions)
         return tuple(as_dtype(each, x.dtype) for each in (y, *finals))
 
 
@@ -315,7 +328,7 @@ def _layer(node: NodeContext) -> Layer:
     ways = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
     if direction not in ways:
         raise KernelError(f"node {node.name!r} ({node.op}) has direction {direction!r}; known are {', '.join(ways)}")
-    return Layer(ways[direction], bool(node.attribute("layout", 0)), node.provider.allocate)
+    return Layer(ways[direction], bool(node.attribute("layout", 0)), node.provider.allocate, threads_of(node.provider))
 
 
 def _selected(node: NodeContext, results: tuple[Array, ...]) -> Array | tuple[Array, ...]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 from miniort.kernels import CompileKernel, Kernel, KernelTable, NodeContext, NodeView, Run, TypeKey
 from miniort.types import DType, dtype_from_onnx, type_string
-from miniort_cuda.element_types import ALL, BOOL, FLOATS, NUMBERS, SIGNED_INTEGERS
+from miniort_cuda.bfloat16 import rounded
+from miniort_cuda.element_types import ALL, BFLOAT16, BOOL, FLOAT32, FLOATS, NUMBERS, SIGNED_INTEGERS
 from miniort_cuda.namespace import array_namespace, special_functions
 
 # op, the first schema version whose operands broadcast as today's do, its restricted types, the function of the namespace
@@ -16,6 +18,13 @@ _FUNCTIONS: tuple[tuple[str, int, dict[TypeKey, frozenset[DType]], str], ...] = 
     ("Sub", 7, {"T": NUMBERS}, "subtract"),
     ("Mul", 7, {"T": NUMBERS}, "multiply"),
     ("Neg", 6, {"T": FLOATS | SIGNED_INTEGERS}, "negative"),
+    ("Abs", 6, {"T": NUMBERS}, "abs"),
+    ("Sign", 9, {"T": NUMBERS}, "sign"),
+    ("Reciprocal", 6, {"T": FLOATS}, "reciprocal"),
+    ("Floor", 6, {"T": FLOATS}, "floor"),
+    ("Ceil", 6, {"T": FLOATS}, "ceil"),
+    ("Round", 11, {"T": FLOATS}, "rint"),
+    ("Log", 6, {"T": FLOATS}, "log"),
     ("Sqrt", 6, {"T": FLOATS}, "sqrt"),
     ("Exp", 6, {"T": FLOATS}, "exp"),
     ("Tanh", 6, {"T": FLOATS}, "tanh"),
@@ -23,6 +32,7 @@ _FUNCTIONS: tuple[tuple[str, int, dict[TypeKey, frozenset[DType]], str], ...] = 
     ("Cos", 7, {"T": FLOATS}, "cos"),
     ("And", 7, {"T": BOOL}, "logical_and"),
     ("Or", 7, {"T": BOOL}, "logical_or"),
+    ("Xor", 7, {"T": BOOL}, "logical_xor"),
     ("Not", 1, {"T": BOOL}, "logical_not"),
     ("Equal", 7, {"T": ALL}, "equal"),
     ("Less", 7, {"T": NUMBERS}, "less"),
@@ -84,18 +94,6 @@ def pow(node: NodeContext) -> Run:
     return run
 
 
-@kernels.register("Sigmoid", (6, None), types={"T": FLOATS})
-def sigmoid(node: NodeContext) -> Run:
-    """1 / (1 + e^-x), written so that no power of e grows: with e = e^-|x| it is 1/(1+e) for x ≥ 0 and e/(1+e) below."""
-    xp = array_namespace(node)
-
-    def run(x: Any) -> Any:
-        e = xp.exp(-xp.abs(x))
-        return xp.where(x >= 0, xp.ones_like(e), e) / (1 + e)
-
-    return run
-
-
 @kernels.register("Erf", (9, None), types={"T": FLOATS})
 def erf(node: NodeContext) -> Run:
     """The error function 2/√π ∫₀ˣ e^-t² dt."""
@@ -103,6 +101,47 @@ def erf(node: NodeContext) -> Run:
 
     def run(x: Any) -> Any:
         return special.erf(x).astype(x.dtype, copy=False)
+
+    return run
+
+
+def _fold(name: str) -> CompileKernel:
+    """A kernel of any number of operands, of which the function takes two."""
+
+    def compile_fold(node: NodeContext) -> Run:
+        function = getattr(array_namespace(node), name)
+
+        def run(first: Any, *others: Any) -> Any:
+            return reduce(function, others, first) if others else first.copy()
+
+        return run
+
+    return compile_fold
+
+
+for _op, _name in (("Max", "maximum"), ("Min", "minimum"), ("Sum", "add")):
+    kernels.register(_op, (8, None), types={"T": FLOATS if _op == "Sum" else NUMBERS})(_fold(_name))
+
+
+@kernels.register("Mod", (10, None), types={"T": NUMBERS})
+def mod(node: NodeContext) -> Run:
+    """The rest of x / y: with the sign of y, or if `fmod` with that of x, as C has it."""
+    xp = array_namespace(node)
+    run: Run = xp.fmod if node.attribute("fmod", 0) else xp.remainder
+    return run
+
+
+@kernels.register("IsInf", (10, None), types={"T1": FLOATS})
+def is_inf(node: NodeContext) -> Run:
+    """Where x is infinite, of the signs that the attributes ask for."""
+    xp = array_namespace(node)
+    negative, positive = node.attribute("detect_negative", 1), node.attribute("detect_positive", 1)
+
+    def run(x: Any) -> Any:
+        found = xp.isinf(x)
+        if not positive:
+            found = xp.logical_and(found, x < 0)
+        return found if negative else xp.logical_and(found, x > 0)
 
     return run
 
@@ -115,9 +154,20 @@ def _refuse_cast(node: NodeView) -> str | None:
 @kernels.register("Cast", (6, None), types={"T1": ALL}, refuse=_refuse_cast)
 def cast(node: NodeContext) -> Run:
     """The same values in element type `to`; floats are cut off toward zero on their way to integers."""
-    dtype = dtype_from_onnx(node.attribute("to"))
+    xp, dtype = array_namespace(node), dtype_from_onnx(node.attribute("to"))
 
     def run(x: Any) -> Any:
-        return x.astype(dtype)
+        return rounded(xp, x.astype(FLOAT32)) if dtype == BFLOAT16 else x.astype(dtype)
+
+    return run
+
+
+@kernels.register("CastLike", (15, None), types={"T1": ALL, "T2": ALL}, metadata_inputs=(1,))
+def cast_like(node: NodeContext) -> Run:
+    """The same values in the element type of the second input."""
+    xp = array_namespace(node)
+
+    def run(x: Any, like: Any) -> Any:
+        return rounded(xp, x.astype(FLOAT32)) if like.dtype == BFLOAT16 else x.astype(like.dtype)
 
     return run

@@ -1,0 +1,29 @@
+"""CacheAppend of the domain miniort: the KV cache's own step, on the device where the cache is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from miniort.kernels import KernelTable, NodeContext, Run
+from miniort_cuda.caches.memory import DeviceCache
+
+kernels = KernelTable("cuda")
+
+
+@kernels.register("CacheAppend", (1, 1), domain="miniort", metadata_inputs=(0,))
+def cache_append(node: NodeContext) -> Run:
+    """CacheAppend(cache, key, value) -> all keys, all values of layer `layer`, [batch, kv heads, kept + new, dim], on the device.
+
+    A layout that has no device version keeps its tokens on the host: new ones are downloaded, and all are uploaded, in every step.
+    """
+    layer, provider = node.attribute("layer"), node.provider
+
+    def run(cache: Any, key: Any, value: Any) -> tuple[Any, Any]:
+        if isinstance(cache, DeviceCache):
+            return cache.append(layer, key, value)
+        keys, values = cache.append(layer, provider.download(key), provider.download(value))
+        return provider.upload(np.asarray(keys)), provider.upload(np.asarray(values))
+
+    return run

@@ -49,7 +49,7 @@ def measured(model: RealModel, rounds: int, threads: int, with_reference: bool) 
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            time.sleep(0.05)  # the peer's threads spin for a while after their last work
+            time.sleep(0.2)  # the peer's threads spin for a while after their last work, OpenBLAS's for 0.1 s
             run()  # and this one's have to wake up
             times[name].append(seconds(run))
     ours, theirs = (median(times[name]) * 1e3 for name in ("miniort", "onnxruntime"))

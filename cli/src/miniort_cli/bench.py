@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniort_cli.options import NAMED, Named, parse_bindings, parse_named, parse_providers
+from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 
 if TYPE_CHECKING:
     from miniort.generation import Decoder
@@ -80,15 +80,8 @@ def parse_contexts(ctx: click.Context, param: click.Parameter, value: str) -> tu
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of each.  [default: the cores that this process may use]")
 @click.option("--cache", callback=parse_named, default="static", show_default=True, metavar=NAMED, help="The cache's layout.")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
-@click.option("--bind", callback=parse_bindings, multiple=True, metavar="ROLE=NAME", help="Name an input or output by its role.")
+@providers_option
+@bind_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     model: str,

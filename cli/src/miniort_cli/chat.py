@@ -15,7 +15,7 @@ import click
 
 from miniort.errors import MiniortError
 from miniort_cli.generate import DEFAULT_CACHE
-from miniort_cli.options import NAMED, Named, parse_bindings, parse_named, parse_providers
+from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 
 if TYPE_CHECKING:
@@ -57,22 +57,9 @@ A line that ends with \\ goes on in the next one. A message that begins with / i
 @processor_options
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The same seed gives the same answers.")
 @click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_CACHE}]")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
+@providers_option
 @click.option("--prefill-chunk", type=click.IntRange(min=1), metavar="N", help="Run a long message N tokens at a time.")
-@click.option(
-    "--bind",
-    callback=parse_bindings,
-    multiple=True,
-    metavar="ROLE=NAME",
-    help="Name an input or output whose role can't be told from the graph.",
-)
+@bind_option
 @click.pass_context
 def chat(ctx: click.Context, /, system: str | None, max_new_tokens: int, **chosen: Any) -> None:
     """Talk with a model.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniort_cli.group import INTERRUPTED
-from miniort_cli.options import NAMED, Named, check_folder, parse_bindings, parse_named, parse_providers
+from miniort_cli.options import NAMED, Named, bind_option, check_folder, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 
 if TYPE_CHECKING:
@@ -83,22 +83,9 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
     "--save-cache", callback=check_folder, type=click.Path(path_type=Path), metavar="FILE", help="Write the cache to a file at the end."
 )
 @click.option("--load-cache", type=click.Path(path_type=Path), metavar="FILE", help="Don't compute again what a saved cache begins with.")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
+@providers_option
 @click.option("--prefill-chunk", type=click.IntRange(min=1), metavar="N", help="Run a long prompt N tokens at a time.")
-@click.option(
-    "--bind",
-    callback=parse_bindings,
-    multiple=True,
-    metavar="ROLE=NAME",
-    help="Name an input or output whose role can't be told from the graph.",
-)
+@bind_option
 @click.option("--top-k-print", type=click.IntRange(min=1), metavar="K", help="Show the K likeliest tokens before each one that is chosen.")
 @click.option("--logprobs", type=click.IntRange(min=0), metavar="N", help="Show log-probabilities of each token and the N likeliest.")
 @click.option("--chat", "as_chat", is_flag=True, help="Ask: the prompt is a user's message, and only the answer is written.")

@@ -13,7 +13,7 @@ import click
 from miniort.errors import BindingError, MiniortError
 from miniort_cli.decoder_facts import DecoderFacts, describe_decoder
 from miniort_cli.graph_facts import GraphFacts, read_facts
-from miniort_cli.options import parse_bindings, parse_providers
+from miniort_cli.options import bind_option, providers_option
 
 if TYPE_CHECKING:
     from miniort import InferenceSession
@@ -52,21 +52,8 @@ class Inspection:
 
 @click.command()
 @click.argument("model")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
-@click.option(
-    "--bind",
-    callback=parse_bindings,
-    multiple=True,
-    metavar="ROLE=NAME",
-    help="Name an input or output whose role can't be told from the graph.",
-)
+@providers_option
+@bind_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def inspect(model: str, providers: str | list[str], bind: dict[str, str], as_json: bool) -> None:
     """Say what a model is: its inputs and outputs, weights, ops, and for a decoder what each input means.

@@ -1,4 +1,4 @@
-"""Option values that several commands take, parsed: providers, bindings, and a plugin's name with options of its own."""
+"""Options that several commands take, and their values, parsed: providers, bindings, and a plugin's name with options of its own."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ def parse_bindings(ctx: click.Context, param: click.Parameter, values: tuple[str
             raise click.BadParameter(f"the role {role} is given twice", ctx, param)
         bindings[role] = name
     return bindings
+
+
+providers_option = click.option(
+    "--providers",
+    metavar="auto|NAMES",
+    callback=parse_providers,
+    default="auto",
+    show_default=True,
+    help="Names with commas between, in the order in which they are asked.",
+)
+"""`--providers`, of every command that runs a model."""
+
+bind_option = click.option(
+    "--bind",
+    callback=parse_bindings,
+    multiple=True,
+    metavar="ROLE=NAME",
+    help="Name an input or output whose role can't be told from the graph.",
+)
+"""`--bind`, of every command that opens a decoder."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniort_cli.options import parse_providers
+from miniort_cli.options import providers_option
 
 if TYPE_CHECKING:
     from miniort.generation import TextLikelihood, Tokenizer
@@ -57,14 +57,7 @@ class _Measured:
 )
 @click.option("--max-tokens", type=click.IntRange(min=2), metavar="N", help="Only the first N tokens of the text.")
 @click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, vocab.json or GGUF file; without it, each model's own.")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
+@providers_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
 def perplexity(model: str, text: Path, against: str | None, as_json: bool, **options: Any) -> None:
     """Measure how well a model foretells a text.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miniort.errors import PluginError
-from miniort_cli.options import NAMED, Named, check_folder, parse_all_named, parse_bindings, parse_providers
+from miniort_cli.options import NAMED, Named, bind_option, check_folder, parse_all_named, providers_option
 
 if TYPE_CHECKING:
     from miniort.generation import Decoder
@@ -36,21 +36,8 @@ QUICK_CONTEXT = 64
 @click.option("--quick", is_flag=True, help=f"Fewer steps, and contexts of up to {QUICK_CONTEXT} tokens.")
 @click.option("--tolerance", type=click.FloatRange(min=0), metavar="X", help="The largest difference of two logits that is let pass.")
 @click.option("--max-context", type=click.IntRange(min=2), metavar="N", help="The longest context that is tried.  [default: the model's]")
-@click.option(
-    "--providers",
-    metavar="auto|NAMES",
-    callback=parse_providers,
-    default="auto",
-    show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
-)
-@click.option(
-    "--bind",
-    callback=parse_bindings,
-    multiple=True,
-    metavar="ROLE=NAME",
-    help="Name an input or output whose role can't be told from the graph.",
-)
+@providers_option
+@bind_option
 @click.option(
     "--html", callback=check_folder, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write a page with plots, too."
 )

@@ -148,6 +148,15 @@ def test_scales_of_caffe_are_merged(graph: Graph, swapped: bool) -> None:
     assert ops == ["Mul", "Mul", "Add", "miniort.FusedConv"]
 
 
+@pytest.mark.parametrize("shape", [(4, 1, 1), (1, 4, 1, 1), (1, 1, 1), (4, 12, 1)])
+def test_constant_scales_behind_normalization_are_merged(graph: Graph, shape: tuple[int, ...]) -> None:
+    value = graph.batch_normalization("x", 4)
+    for op in ("Mul", "Add", "Mul"):
+        value = graph.add(op, value, graph.constant(graph.normal(*shape)))
+    merged = shape in ((4, 1, 1), (1, 4, 1, 1))
+    assert graph.ops(graph.add("Relu", value)) == ["BatchNormalization", *(() if merged else ("Mul", "Add", "Mul")), "Relu"]
+
+
 def test_what_somebody_else_reads_is_not_folded(graph: Graph) -> None:
     convolution = graph.conv("x")
     y = graph.batch_normalization(convolution, 6)

@@ -213,6 +213,9 @@ def test_initializers_among_the_inputs_of_an_old_model() -> None:
     session = InferenceSession(proto)
     assert [each.name for each in session.get_inputs()] == ["x"]
     assert session.run(None, FEED)[0].tolist() == [10, 22]
+    assert session.get_overridable_initializers() == [], "they had to be there, so that says nothing"
+    with pytest.raises(InputError, match="no input 'w'"):
+        session.run(None, {**FEED, "w": np.array([1, 2], np.float32)})
 
 
 def test_inline_weights_whose_bytes_do_not_fit_their_shape() -> None:

@@ -24,6 +24,16 @@ def data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def collection() -> Path:
+    """All decoders that were exported for these tests: 25 MB, so they lie beside the repository and not in it."""
+    given = os.environ.get("MINIORT_FIXTURES")
+    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "fixtures"
+    if not folder.is_dir():
+        pytest.skip("the collection of exported decoders isn't here; MINIORT_FIXTURES names its folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def plugins() -> PluginManager:
     """Every installed plugin. Tests that change a manager make their own."""
     return create_plugin_manager()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,16 +149,6 @@ FIXTURES = [
     Fixture("qwen2/genai_int4/model.onnx", 0.05, own=True),
 ]
 """Every decoder that has a cache."""
-
-
-@pytest.fixture(scope="session")
-def collection() -> Path:
-    """All decoders that were exported for these tests: 25 MB, so they lie beside the repository and not in it."""
-    given = os.environ.get("MINIORT_FIXTURES")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "fixtures"
-    if not folder.is_dir():
-        pytest.skip("the collection of exported decoders isn't here; MINIORT_FIXTURES names its folder")
-    return folder
 
 
 def recorded(collection: Path, fixture: Fixture) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,7 @@ import pytest
 from miniort import InferenceSession, SessionOptions, WeightStore
 
 ROOT = Path(__file__).parents[3]
-EXPORTERS = ROOT.parent / "shared" / "fixtures"
+EXPORTERS = Path(os.environ.get("MINIORT_FIXTURES", ROOT.parent / "shared" / "fixtures"))
 """Decoders of every exporter, which are too many to be kept here. Those that are kept here are checked always."""
 KEPT = {
     "gpt2/optimum": "gpt2_optimum/model",

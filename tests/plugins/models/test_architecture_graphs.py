@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -168,19 +167,11 @@ def test_the_language_model_of_a_gemma_that_sees_images(beginning: str, tmp_path
 # ------------------------------------------------------------------------------- the folders that come with the project's collection
 
 
-def collection() -> Path:
-    given = os.environ.get("MINIORT_FIXTURES")
-    folder = Path(given) if given else Path(__file__).parents[4] / "shared" / "fixtures"
-    if not (folder / "huggingface").is_dir():
-        pytest.skip("the collection of exported decoders isn't here; MINIORT_FIXTURES names its folder")
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "gemma3", "gpt2", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"])
-def test_folders_of_the_collection(name: str, tmp_path: Path, plugins: PluginManager) -> None:
-    source = collection() / "huggingface" / name
-    recording = source / "reference.npz" if (source / "reference.npz").is_file() else collection() / name / "reference.npz"
+def test_folders_of_the_collection(name: str, collection: Path, tmp_path: Path, plugins: PluginManager) -> None:
+    source = collection / "huggingface" / name
+    recording = source / "reference.npz" if (source / "reference.npz").is_file() else collection / name / "reference.npz"
     with np.load(recording) as file:
         expected = dict(file)
     convert(open_safetensors_folder(source), tmp_path / "decoder", plugins=plugins)

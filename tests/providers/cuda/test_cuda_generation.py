@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,6 @@ from miniort_cuda.provider import CUDAProvider
 
 LAYOUTS = tuple(DEVICE_LAYOUTS)
 PACKAGED = ("gpt2_optimum", "gpt2_optimum_legacy", "gpt2_ort_convert_int8", "llama_genai_int4_asym", "llama_optimum", "qwen2_genai_int4")
-MORE_FIXTURES = Path(os.environ.get("MINIORT_DECODER_FIXTURES", "fixtures that are not there"))
-"""A folder with more exporters' graphs than fit into the repository: `<model>/<exporter>/*.onnx`."""
 
 
 @pytest.fixture
@@ -93,9 +90,8 @@ def test_the_demo(plugins: PluginManager, cupy: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not MORE_FIXTURES.is_dir(), reason="MINIORT_DECODER_FIXTURES names no folder of exporters' graphs")
-def test_more_fixtures(plugins: PluginManager, cupy: Any) -> None:
-    folders = sorted({path.parent for path in MORE_FIXTURES.rglob("*.onnx")} - set(MORE_FIXTURES.glob("*/dynamo_nocache")))
+def test_more_fixtures(collection: Path, plugins: PluginManager, cupy: Any) -> None:
+    folders = sorted({path.parent for path in collection.rglob("*.onnx")} - set(collection.glob("*/dynamo_nocache")))
     assert folders
     for folder in folders:
         expect_the_cpu_s_tokens_and_two_copies(folder, plugins, cupy, LAYOUTS, 12)

@@ -40,6 +40,9 @@ import numpy as np
 
 IntArray = np.ndarray[Any, np.dtype[np.int64]]
 
+PAUSE = 0.15
+"""Seconds between peers: OpenBLAS's threads go on waiting in a loop for 0.1 s after their last work, on the next one's cores."""
+
 CAPACITY = 1024
 """Tokens that caches of a fixed size are made for."""
 
@@ -232,6 +235,7 @@ def serve(connection: Connection, name: str, spec: Spec) -> None:
             found = list(islice(peer.start(argument), steps))
             connection.send(([token for token, _ in found], None if found[0][1] is None else np.array(found[0][1])))
         else:
+            list(islice(peer.start(argument[:, :16]), 3))  # a processor that slept is slow at first
             times = [time.perf_counter(), *(time.perf_counter() for _ in islice(peer.start(argument), steps + 1))]
             connection.send([later - earlier for earlier, later in pairwise(times)])
 
@@ -350,7 +354,7 @@ def measure(spec: Spec, weight_bytes: int, contexts: Sequence[int], rounds: int,
             for number in range(rounds + 1):
                 bandwidths.append(processes["bandwidth"].ask("bandwidth"))
                 for name in names:
-                    time.sleep(0.05)  # a peer's threads spin for a while after their last work
+                    time.sleep(PAUSE)
                     found = processes[name].ask("times", prompt_of(context, spec.vocabulary), steps)
                     if number:  # the first round warms up
                         times[name].append(found)
@@ -365,7 +369,7 @@ def measure(spec: Spec, weight_bytes: int, contexts: Sequence[int], rounds: int,
         runs = {}
         if full_run:
             for name in names:
-                time.sleep(0.05)
+                time.sleep(PAUSE)
                 runs[name] = sum(processes[name].ask("times", prompt_of(16, spec.vocabulary), 1000))
         return Result(
             spec.name,

@@ -37,7 +37,7 @@ def test_what_the_json_object_says(generate_json: GenerateJson) -> None:
         "prompt": PROMPT,
         "finish_reason": "length",
         "sampler": "greedy",
-        "cache": "concat_bhtd",
+        "cache": "static",
         "providers": ["cpu"],
     }
     assert len(found["tokens"]) == 8

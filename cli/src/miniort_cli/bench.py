@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from miniort.generation.default_layout import DEFAULT_LAYOUT
 from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def parse_contexts(ctx: click.Context, param: click.Parameter, value: str) -> tu
     "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="How often each is measured, after one to warm up."
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of each.  [default: the cores that this process may use]")
-@click.option("--cache", callback=parse_named, default="static", show_default=True, metavar=NAMED, help="The cache's layout.")
+@click.option("--cache", callback=parse_named, default=DEFAULT_LAYOUT, show_default=True, metavar=NAMED, help="The cache's layout.")
 @providers_option
 @bind_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniort.errors import MiniortError
-from miniort_cli.generate import DEFAULT_CACHE
+from miniort.generation.default_layout import DEFAULT_LAYOUT
 from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 
@@ -56,7 +56,7 @@ A line that ends with \\ goes on in the next one. A message that begins with / i
 @sampler_option
 @processor_options
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The same seed gives the same answers.")
-@click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_CACHE}]")
+@click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_LAYOUT}]")
 @providers_option
 @click.option("--prefill-chunk", type=click.IntRange(min=1), metavar="N", help="Run a long message N tokens at a time.")
 @bind_option
@@ -69,7 +69,7 @@ def chat(ctx: click.Context, /, system: str | None, max_new_tokens: int, **chose
     """
     processors, draws = take_processors(chosen, [])
     sampler = chosen.pop("sampler") or (Named("categorical") if draws else None)
-    cache = chosen.pop("cache") or Named(DEFAULT_CACHE)
+    cache = chosen.pop("cache") or Named(DEFAULT_LAYOUT)
 
     from miniort_cli.conversation import Conversation
     from miniort_cli.decoder_setup import DecoderSetup, new_generator, open_from

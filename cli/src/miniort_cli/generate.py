@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from miniort.generation.default_layout import DEFAULT_LAYOUT
 from miniort_cli.group import INTERRUPTED
 from miniort_cli.options import NAMED, Named, bind_option, check_folder, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 
 if TYPE_CHECKING:
     from miniort_cli.run import Run, Setup
-
-DEFAULT_CACHE = "concat_bhtd"
 
 
 def _read_schema(ctx: click.Context, param: click.Parameter, path: Path | None) -> Any:
@@ -77,7 +76,7 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="The same seed gives the same text.")
 @click.option("-n", "--continuations", type=click.IntRange(min=1), metavar="N", default=1, help="Write on N times from each prompt.")
 @click.option("--prompt-lookup", type=click.IntRange(min=1), metavar="N", help="Guess up to N tokens at once out of the text so far.")
-@click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_CACHE}]")
+@click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_LAYOUT}]")
 @click.option("--no-cache", is_flag=True, help="Recompute the whole history in every step: slow, to compare with.")
 @click.option(
     "--save-cache", callback=check_folder, type=click.Path(path_type=Path), metavar="FILE", help="Write the cache to a file at the end."
@@ -180,7 +179,7 @@ def _setup(prompts: list[str], candidates: int, chosen: dict[str, Any], wants_sc
         chat=chat,
         sampler=sampler or (Named("categorical") if draws else None),
         processors=processors,
-        cache=None if no_cache else cache or Named(DEFAULT_CACHE),
+        cache=None if no_cache else cache or Named(DEFAULT_LAYOUT),
         candidates=candidates if candidates or wants_scores else None,
         bindings=chosen.pop("bind"),
         **chosen,

@@ -12,6 +12,7 @@ import click
 
 from miniort.generation import TokenScore
 from miniort.providers import HOST
+from miniort.runtime.assignment import OpenProvider
 from miniort.runtime.session import InferenceSession
 from miniort_cli.row_text import RowText
 from miniort_cli.run import Run
@@ -73,7 +74,7 @@ def device_rows(sessions: Mapping[str, InferenceSession]) -> list[tuple[str, str
     """Copies between host and devices in each step, and the devices' memory; nothing where all is on the host."""
     rows = []
     for name, session in sessions.items():
-        devices = {each.provider.device: each for each in session.providers if each.provider.device != HOST}
+        devices = devices_of(session)
         if devices:
             up, down = count_copies(session)
             rows.append((f"copies in {name}", f"{up} to devices, {down} to the host"))
@@ -83,6 +84,18 @@ def device_rows(sessions: Mapping[str, InferenceSession]) -> list[tuple[str, str
                 (f"memory of {device}, {name}", f"{memory.active:,} bytes active, {memory.reserved:,} reserved, {memory.peak:,} at most")
             )
     return rows
+
+
+def devices_of(session: InferenceSession) -> dict[str, OpenProvider]:
+    """The provider of each device but the host."""
+    return {each.provider.device: each for each in session.providers if each.provider.device != HOST}
+
+
+def device_memory(sessions: Mapping[str, InferenceSession]) -> dict[str, dict[str, dict[str, int]]]:
+    """Bytes active, reserved and at most, by session and device; nothing for the host."""
+    return {
+        name: {device: asdict(each.provider.memory()) for device, each in devices_of(session).items()} for name, session in sessions.items()
+    }
 
 
 def count_copies(session: InferenceSession) -> tuple[int, int]:
@@ -130,6 +143,7 @@ def to_json(run: Run, top_k: int | None, logprobs: int | None) -> dict[str, Any]
             "copies": {
                 name: dict(zip(("to_devices", "to_host"), count_copies(each), strict=True)) for name, each in run.decoder.sessions.items()
             },
+            "device_memory": device_memory(run.decoder.sessions),
             **asdict(run.statistics()),
         },
     }

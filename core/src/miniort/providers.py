@@ -15,6 +15,8 @@ from miniort.errors import ProviderError
 from miniort.plugins import collect_mapping
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from miniort.kernels import KernelTable
     from miniort.plugins import PluginManager
     from miniort.types import Array, DType
@@ -24,6 +26,15 @@ HOST = "host"
 
 DeviceArray: TypeAlias = Any
 """An array of a provider's own kind. The runtime reads `.shape` and `.dtype` and otherwise only hands it on."""
+
+DeviceProcessor: TypeAlias = Callable[[DeviceArray], DeviceArray]
+"""A logits processor that needs no history, on a device: logits [batch, vocabulary] float32 -> the same."""
+
+DeviceSampler: TypeAlias = "Callable[[DeviceArray, Sequence[np.random.Generator]], Array | None]"
+"""A sampler on a device: logits [batch, vocabulary] float32, a stream of random numbers per row -> ids [batch] on the host.
+
+None where no token of a row can be chosen: the host's sampler is then given the logits, and has the error for it.
+"""
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,20 @@ class KeepsCaches(Protocol):
 
     def cache_layout(self, name: str) -> Callable[..., Any] | None:
         """What makes an empty cache of the layout of that name on the device, `create(spec, **options)`; None for one that it lacks."""
+
+
+@runtime_checkable
+class ChoosesTokens(Protocol):
+    """What a provider offers besides where tokens can be chosen on its device, so that a step brings ids to the host and not logits."""
+
+    def last_logits(self, logits: DeviceArray) -> DeviceArray:
+        """Logits of the last position, [batch, vocabulary] float32, of [batch, n, vocabulary] or [batch, vocabulary] of any float type."""
+
+    def token_sampler(self, name: str) -> Callable[..., DeviceSampler] | None:
+        """What makes the sampler of that name for the device, `create(**options)`; None for one that it lacks."""
+
+    def logits_processor(self, name: str) -> Callable[..., DeviceProcessor] | None:
+        """What makes the logits processor of that name for the device, `create(**options)`; None for one that it lacks."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from miniort import InferenceSession, SessionOptions, load_model
-from miniort.errors import MiniortError, ModelError
+from miniort.errors import InputError, MiniortError, ModelError
 
 ADD = """<ir_version: 10, opset_import: ["": 18]>
 g (float[N] x) => (float[N] y) <float[2] w = {10, 20}> { h = Relu(x)  y = Add(h, w) }"""

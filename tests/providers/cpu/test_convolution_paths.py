@@ -40,6 +40,13 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is divided over threads where it's large is divided here too, in products of a few rows."""
+    monkeypatch.setattr("miniort_cpu.kernels.convolution.SMALLEST_RANGE", 2_000_000)
+    monkeypatch.setattr("miniort_cpu.depthwise.SMALLEST_RANGE", 400_000)
+
+
 def model(nodes: list[onnx.NodeProto], inputs: dict[str, np.ndarray], constants: dict[str, np.ndarray]) -> bytes:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in inputs.items()]
     weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]

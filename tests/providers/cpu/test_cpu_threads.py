@@ -15,7 +15,17 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 from miniort import InferenceSession, SessionOptions
 from miniort.errors import ProviderError
 from miniort_cpu.kernels.matrix import matrix_product, product_into
-from miniort_cpu.threads import FIRST_RETREAT, LONGEST_RETREAT, RANGES_PER_THREAD, Retreat, Threads, blas_threads, default_threads
+from miniort_cpu.threads import (
+    FIRST_RETREAT,
+    LONGEST_RETREAT,
+    RANGES_PER_THREAD,
+    STALLS,
+    STALLS_WITHIN,
+    Retreat,
+    Threads,
+    blas_threads,
+    default_threads,
+)
 
 
 def found_blas_threads() -> list[int]:
@@ -123,28 +133,36 @@ def test_blas_gets_its_own_number_back() -> None:
         assert found_blas_threads() == before
 
 
-def test_a_stalled_product_makes_blas_retreat_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_products_make_blas_retreat_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("miniort_cpu.threads.time.monotonic", lambda: now[0])
     retreat = Retreat()
+
+    def stall(times: int = STALLS) -> None:
+        for _ in range(times):
+            retreat.note("row", 10_000_000, 0.012)
+
     retreat.note("row", 10_000_000, 0.001)
     retreat.note("row", 100_000_000, 0.021)  # long, but no longer than its size explains
     retreat.note("matrix", 1_000, 0.1)  # another kind
     retreat.note("row", 1_000, 0.001)  # slow for its size, but nothing to speak of
+    stall(STALLS - 1)
+    now[0] += STALLS_WITHIN
+    stall(STALLS - 1)  # no more than that within the time
     assert not retreat.is_on()
-    retreat.note("row", 10_000_000, 0.012)
+    stall(1)
     assert retreat.is_on()
     now[0] += FIRST_RETREAT
     assert not retreat.is_on()
-    retreat.note("row", 10_000_000, 0.012)  # again at once, so it stays away longer
+    stall()  # again at once, so it stays away longer
     now[0] += 1.5 * FIRST_RETREAT
     assert retreat.is_on()
     for _ in range(10):
         now[0] += LONGEST_RETREAT
         assert not retreat.is_on()
-        retreat.note("row", 10_000_000, 0.012)
+        stall()
     now[0] += 100
-    retreat.note("row", 10_000_000, 0.012)
+    stall()
     now[0] += FIRST_RETREAT
     assert not retreat.is_on()
 

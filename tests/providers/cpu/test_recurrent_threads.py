@@ -8,13 +8,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from miniort import InferenceSession, SessionOptions
+from miniort_cpu.threads import Threads
 
 TIME, BATCH, WIDTH, HIDDEN = 5, 2, 24, 256
 
 
 @pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_directions_side_by_side(op: str, gates: int, threads: int) -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_directions_side_by_side(monkeypatch: pytest.MonkeyPatch, op: str, gates: int, threads: int, divided: bool) -> None:
+    monkeypatch.setattr(Threads, "divides_products", lambda threads: divided)
     generator = np.random.default_rng(0)
     hidden = HIDDEN * 2 if gates == 1 else HIDDEN  # large enough for two threads
     x = generator.standard_normal((TIME, BATCH, WIDTH)).astype(np.float32)

@@ -30,6 +30,13 @@ NODES: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is divided over threads where it's large is divided here too."""
+    for module in ("ufuncs", "kernels.pooling", "kernels.image_normalization", "kernels.activation"):
+        monkeypatch.setattr(f"miniort_cpu.{module}.SMALLEST_RANGE", 1 << 14)
+
+
 @pytest.mark.parametrize("case", NODES)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_shared_work(case: str, threads: int) -> None:

@@ -14,7 +14,14 @@ import onnx
 import onnx.defs
 import pytest
 
+import miniort_cache_layouts.plugin
+import miniort_cpu.plugin
+import miniort_models.plugin
+import miniort_samplers.plugin
+from miniort import create_plugin_manager, hookimpl
 from miniort.kernels import Kernel, NodeContext
+from miniort.plugins import PluginManager
+from miniort.providers import Availability, ProviderInfo
 from miniort.types import ValueInfo
 from miniort_cuda.kernels import KERNELS
 from miniort_cuda.provider import CUDAProvider
@@ -36,6 +43,19 @@ def fake_cupy() -> ModuleType:
 @pytest.fixture
 def cupy(fake_cupy: ModuleType) -> Any:
     return fake_cupy.FakeCupy()
+
+
+@pytest.fixture
+def plugins(cupy: Any) -> PluginManager:
+    class DoubleOfCuda:
+        @hookimpl
+        def miniort_providers(self) -> list[ProviderInfo]:
+            return [ProviderInfo("cuda", 300, lambda: Availability(True, "double"), lambda _: CUDAProvider(cupy, cupy.special))]
+
+    manager = create_plugin_manager(points=[])
+    for module in (DoubleOfCuda(), miniort_cpu.plugin, miniort_samplers.plugin, miniort_cache_layouts.plugin, miniort_models.plugin):
+        manager.register(module)
+    return manager
 
 
 def find_kernel(op: str, version: int) -> Kernel:

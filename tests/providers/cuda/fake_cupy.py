@@ -24,7 +24,7 @@ FUNCTIONS = frozenset(
     | {"divide", "empty_like", "equal", "exp", "expand_dims", "expm1", "floor", "floor_divide", "fmod", "full", "greater", "greater_equal"}
     | {"isinf", "isnan", "less", "less_equal", "log", "log1p", "logical_and", "logical_not", "logical_or", "logical_xor", "matmul"}
     | {"maximum", "minimum", "multiply", "negative", "not_equal", "ones", "ones_like", "power", "reciprocal", "remainder", "repeat"}
-    | {"rint", "sign", "sin", "sqrt", "subtract", "take", "take_along_axis", "tanh", "where", "zeros", "zeros_like"}
+    | {"rint", "sign", "sin", "sort", "sqrt", "subtract", "take", "take_along_axis", "tanh", "where", "zeros", "zeros_like"}
 )
 """What kernels may call: functions that NumPy and CuPy both have (each was looked up in CuPy 14)."""
 
@@ -150,6 +150,10 @@ class FakeCupy:
         as_strided = np.lib.stride_tricks.as_strided
         self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda *arguments: self.launch(as_strided, *arguments)))
         self.cuda = SimpleNamespace(Device=Device, runtime=SimpleNamespace(getDeviceCount=lambda: devices))
+        self.compute_types: list[str] = []  # as they were set for float32
+        linalg = SimpleNamespace(COMPUTE_TYPE_TBD="own", COMPUTE_TYPE_TF32="tf32")
+        linalg.set_compute_type = lambda dtype, kind: self.compute_types.append(kind)
+        self._core = SimpleNamespace(_routines_linalg=linalg)
         error_function = np.vectorize(math.erf, otypes=[np.float64])
         self.special = SimpleNamespace(erf=lambda x: self.launch(error_function, x))
 
@@ -192,8 +196,14 @@ class FakeCupy:
 
     def asnumpy(self, array: FakeArray) -> np.ndarray:
         """Download."""
+        host = np.array(self._open(array))
         self.counts["download"] += 1
-        return np.array(self._open(array))
+        self.counts["downloaded bytes"] += host.nbytes
+        return host
+
+    def argsort(self, array: FakeArray, axis: int = -1) -> FakeArray:
+        """CuPy has one kind, which is stable."""
+        return self.launch(np.argsort, array, axis=axis, kind="stable")
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
         data = np.empty(shape, dtype)

@@ -10,38 +10,20 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-import miniort_cache_layouts.plugin
-import miniort_cpu.plugin
-import miniort_models.plugin
-import miniort_samplers.plugin
-from miniort import InferenceSession, SessionOptions, create_plugin_manager, hookimpl
+from miniort import InferenceSession, SessionOptions
 from miniort.errors import CacheError, PluginError
 from miniort.generation import Decoder, Generator, generate, open_decoder
 from miniort.generation.cache import CacheSpec
 from miniort.plugins import PluginManager
-from miniort.providers import Availability, ProviderInfo
 from miniort.testing import cache_layout_machine
 from miniort.testing.cache_layouts import QUICK
-from miniort_cli.report import device_rows
+from miniort_cli.report import device_memory, device_rows
 from miniort_cuda.caches import DEVICE_LAYOUTS
 from miniort_cuda.caches.memory import DeviceCache
 from miniort_cuda.provider import CUDAProvider
 
 LAYOUTS = tuple(DEVICE_LAYOUTS)
 PACKAGED = ("gpt2_optimum", "gpt2_optimum_legacy", "gpt2_ort_convert_int8", "llama_genai_int4_asym", "llama_optimum", "qwen2_genai_int4")
-
-
-@pytest.fixture
-def plugins(cupy: Any) -> PluginManager:
-    class DoubleOfCuda:
-        @hookimpl
-        def miniort_providers(self) -> list[ProviderInfo]:
-            return [ProviderInfo("cuda", 300, lambda: Availability(True, "double"), lambda _: CUDAProvider(cupy, cupy.special))]
-
-    manager = create_plugin_manager(points=[])
-    for module in (DoubleOfCuda(), miniort_cpu.plugin, miniort_samplers.plugin, miniort_cache_layouts.plugin, miniort_models.plugin):
-        manager.register(module)
-    return manager
 
 
 def greedy(decoder: Decoder, layout: str, prompt: np.ndarray, count: int, after: Callable[[], None] = lambda: None) -> list[int]:
@@ -149,6 +131,8 @@ def test_statistics_count_copies_and_device_memory(data: Path, plugins: PluginMa
     rows = dict(device_rows(decoder.sessions))
     assert rows["copies in decoder"] == "1 to devices, 1 to the host"
     assert rows["memory of cuda:0, decoder"].endswith(" at most")
+    memory = device_memory(decoder.sessions)["decoder"]["cuda:0"]
+    assert 0 < memory["active"] <= memory["reserved"] <= memory["peak"]
     assert device_rows(open_decoder("demo", providers=["cpu"], plugins=plugins).sessions) == []
 
 

@@ -192,6 +192,17 @@ def test_open_imports_cupy_and_takes_the_option(fake_cupy: ModuleType, monkeypat
         monkeypatch.setitem(sys.modules, name, module)
     assert open_provider(ProviderOptions()).device == "cuda:0"
     assert open_provider(ProviderOptions(options={"device_id": "1"})).device == "cuda:1"
+    for value, wanted in {"0": [], "1": ["tf32", "own"], "True": ["tf32", "own"]}.items():
+        with open_provider(ProviderOptions(options={"use_tf32": value})).running():
+            assert cupy.compute_types == wanted[:1]
+        assert cupy.compute_types == wanted
+        cupy.compute_types.clear()
+
+
+def test_tf32_needs_a_device_that_has_it(fake_cupy: ModuleType) -> None:
+    cupy = fake_cupy.FakeCupy(capability="75")
+    with pytest.raises(ProviderError, match=r"device 0 has compute capability 7\.5, and use_tf32 needs 8\.0; leave it out"):
+        CUDAProvider(cupy, cupy.special, use_tf32=True)
 
 
 def test_open_without_cupy_is_a_provider_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +213,11 @@ def test_open_without_cupy_is_a_provider_error(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"device_id": "first"}, "device_id must be a number such as 0, found 'first'"), ({"stream": "1"}, "no option 'stream'")],
+    [
+        ({"device_id": "first"}, "device_id must be a number such as 0, found 'first'"),
+        ({"use_tf32": "maybe"}, "use_tf32 must be 0 or 1, found 'maybe'"),
+        ({"stream": "1"}, "no option 'stream'"),
+    ],
 )
 def test_wrong_options(options: dict[str, str], message: str) -> None:
     with pytest.raises(ProviderError, match=message):

@@ -16,6 +16,8 @@ import onnx_ir as ir
 from miniort.errors import CacheError, ChatTemplateError, GenerationError, ModelError, TokenizerError
 from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
 from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, layer_contents
+from miniort.generation.default_layout import DEFAULT_LAYOUT
+from miniort.generation.device_choice import DeviceLogits, ProcessorOnDevice, SamplerOnDevice, TokenChooser
 from miniort.generation.join import CACHE_APPEND, Join, join_cache
 from miniort.generation.last_logits import ask_for_logits, with_first_logit
 from miniort.generation.merged import CACHE_BRANCH, is_merged, take_branch
@@ -26,7 +28,7 @@ from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_fe
 from miniort.model.loading import load_model
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
-from miniort.providers import KeepsCaches
+from miniort.providers import ChoosesTokens, KeepsCaches
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.types import FloatArray, IntArray
 
@@ -44,6 +46,14 @@ class _BoundGraph:
     def knows_positions(self) -> bool:
         """Whether it's told where each token stands in its row."""
         return self.binding.positions is not None or self.join.wants_positions
+
+    @cached_property
+    def leaving_logits(self) -> tuple[Any, InferenceSession] | None:
+        """The provider on whose device tokens can be chosen, and the session that leaves logits there; None where they go to the host."""
+        found = self.session.leaving_on_device(self.binding.logits)
+        if found is None or not isinstance(found[0].provider, ChoosesTokens):
+            return None
+        return found[0].provider, found[1]
 
     @property
     def knows_padding(self) -> bool:
@@ -138,7 +148,7 @@ class Decoder:
             capacity=self.context_length,
         )
 
-    def new_cache(self, layout: str = "concat_bhtd", batch: int = 1, **options: Any) -> KVCache:
+    def new_cache(self, layout: str = DEFAULT_LAYOUT, batch: int = 1, **options: Any) -> KVCache:
         """An empty cache of the layout of that name. PluginError if there is none, or it has no such option.
 
         CacheError for one that lets go of old tokens where the model can't be told positions.
@@ -162,7 +172,20 @@ class Decoder:
         """The sampler or search of that name. PluginError if there is none, or it has no such option."""
         info = find_named(self.plugins, "miniort_samplers", SamplerInfo, name, "sampler")
         sampler: Sampler | Search = create_with_options("sampler", name, info.create, [], options)
-        return sampler
+        chooser = self.token_chooser
+        if chooser is None or isinstance(sampler, Search):
+            return sampler
+        create = chooser.token_sampler(name)
+        return sampler if create is None else SamplerOnDevice(chooser, sampler, create(**options))
+
+    @cached_property
+    def token_chooser(self) -> TokenChooser | None:
+        """The provider on whose device each graph leaves its logits and tokens can be chosen; None where that's the host."""
+        graphs = [self._decode] if self._prefill is self._decode else [self._prefill, self._decode]
+        found = [graph.leaving_logits for graph in graphs]
+        devices = {None if each is None else each[0].device for each in found}
+        chosen = found[-1]
+        return None if chosen is None or len(devices) > 1 else chosen[0]
 
     def new_processors(self, wanted: Mapping[str, Mapping[str, Any]]) -> list[LogitsProcessor]:
         """Logits processors by name with their options, in the pipeline's order: by priority, whatever the order of `wanted`.
@@ -172,11 +195,15 @@ class Decoder:
         for name in wanted:
             find_named(self.plugins, "miniort_logits_processors", LogitsProcessorInfo, name, "logits processor")
         known = collect_mapping(self.plugins, "miniort_logits_processors", LogitsProcessorInfo)
-        return [
-            create_with_options("logits processor", name, info.create, [], self._complete(info, wanted[name]))
-            for name, info in known.items()
-            if name in wanted
-        ]
+        return [self._new_processor(info, self._complete(info, wanted[name])) for name, info in known.items() if name in wanted]
+
+    def _new_processor(self, info: LogitsProcessorInfo, options: Mapping[str, Any]) -> LogitsProcessor:
+        processor: LogitsProcessor = create_with_options("logits processor", info.name, info.create, [], options)
+        chooser = self.token_chooser
+        if chooser is None:
+            return processor
+        create = chooser.logits_processor(info.name)
+        return processor if create is None else ProcessorOnDevice(chooser, processor, create(**options))
 
     def _complete(self, info: LogitsProcessorInfo, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Options with the model's tokenizer, where a processor takes one and none is given."""
@@ -261,15 +288,40 @@ class Decoder:
         that gives no more. The tokens are appended but not committed: that's the caller's decision.
         GenerationError for several tokens where the graph takes one at a time; see `takes_several_tokens`.
         """
+        return self._run(self._graph_for(tokens, cache), tokens, mask, cache, every_logit=every_logit)
+
+    def forward_on_device(self, tokens: IntArray, mask: IntArray, cache: KVCache) -> DeviceLogits:
+        """As `forward`, but the logits stay on the device of `token_chooser`, which there must be."""
+        graph = self._graph_for(tokens, cache)
+        assert self.token_chooser is not None
+        assert graph.leaving_logits is not None
+        return DeviceLogits(self._outputs(graph, graph.leaving_logits[1], tokens, mask, cache), self.token_chooser)
+
+    def _graph_for(self, tokens: IntArray, cache: KVCache) -> _BoundGraph:
+        """The graph of the prompt or that of each step. GenerationError for several tokens where the graph takes one at a time."""
         graph = self._prefill if cache.length == 0 else self._decode
         if tokens.shape[1] > 1 and graph is self._decode and not self.takes_several_tokens:
             raise GenerationError(
                 f"{self.source.name} takes one new token at a time: with several, each would see those after it, for its graph has no mask "
                 "between them; give them one by one, or export it with a causal mask"
             )
-        return self._run(graph, tokens, mask, cache, every_logit=every_logit)
+        return graph
 
     def _run(self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, cache: KVCache, *, every_logit: bool = False) -> FloatArray:
+        logits: FloatArray = self._outputs(graph, graph.session, tokens, mask, cache, every_logit=every_logit)
+        return logits if logits.ndim == 3 else logits[:, None, :]
+
+    def _outputs(
+        self,
+        graph: _BoundGraph,
+        session: InferenceSession,
+        tokens: IntArray,
+        mask: IntArray,
+        cache: KVCache,
+        *,
+        every_logit: bool = False,
+    ) -> Any:
+        """Run a session of the graph and append to the cache. Logits, where the session leaves them."""
         batch, new = tokens.shape
         positions = np.clip(np.cumsum(mask, axis=1)[:, -new:] - 1, 0, None)
         kept = cache.positions()
@@ -285,12 +337,11 @@ class Decoder:
             feeds = with_first_logit(feeds, every_logit)
         if not graph.join.appends:
             feeds |= past_feeds(graph.binding, [layer_contents(cache, self.cache_spec(batch), each) for each in range(self.binding.layers)])
-        outputs = graph.session.execute(feeds)
+        outputs = session.execute(feeds)
         if not graph.join.appends:
             for layer, (key, value) in enumerate(cache_parts(graph.binding, outputs, new, self.binding.dtype)):
                 cache.append(layer, key, value)
-        logits: FloatArray = outputs[graph.binding.logits]
-        return logits if logits.ndim == 3 else logits[:, None, :]
+        return outputs[graph.binding.logits]
 
     def _positions_unknown(self, what: str) -> CacheError:
         """A graph without positions counts them by what is kept, so tokens that are let go would shift all that follow."""

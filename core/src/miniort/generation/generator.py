@@ -12,6 +12,7 @@ import numpy.typing as npt
 from miniort.errors import CacheError, GenerationError
 from miniort.generation.cache import KVCache
 from miniort.generation.decoder import Decoder
+from miniort.generation.device_choice import DeviceLogits, choose_on_device, chooser_of
 from miniort.generation.sampling import Continuation, LogitsProcessor, Sampler, Search, TokenHistory, choose, log_softmax, process
 from miniort.types import FloatArray, IntArray
 
@@ -83,7 +84,9 @@ class Generator:
         self.prefill_chunk = prefill_chunk
         self._rngs: tuple[np.random.Generator, ...] = ()
         self._history = _History(np.empty((0, 0), np.int64), np.empty((0, 0), np.int64), np.empty(0, np.bool_), 0)
-        self._logits: tuple[_History, FloatArray] | None = None
+        chooser = chooser_of(sampler, self.processors)
+        self._chooses_on_device = chooser is not None and chooser is decoder.token_chooser
+        self._logits: tuple[_History, FloatArray | DeviceLogits] | None = None
         self._shortest = 0  # how short the cache may become, where it was adopted without all of its tokens
 
     @property
@@ -192,12 +195,17 @@ class Generator:
 
     def logits(self) -> FloatArray:
         """Logits of the next token, [batch, vocabulary], float32. Runs what hasn't been run yet."""
+        logits = self._newest_logits()
+        return logits.host if isinstance(logits, DeviceLogits) else logits
+
+    def _newest_logits(self) -> FloatArray | DeviceLogits:
+        """Logits of the next token: on the device, where tokens are chosen there."""
         history = self._history
         if self._logits is None or self._logits[0] is not history:
             self._logits = history, self._run_pending(history)
         return self._logits[1]
 
-    def _run_pending(self, history: _History) -> FloatArray:
+    def _run_pending(self, history: _History) -> FloatArray | DeviceLogits:
         if history.length == 0:
             raise GenerationError("append_tokens must be given a prompt before the first step")
         if self.cache is None:
@@ -205,14 +213,15 @@ class Generator:
         cache = self.cache
         if cache.length == history.length:  # it was run, but its logits were lost to an error: run its last token again
             self._crop(history.length - 1)
-        logits: FloatArray | None = None
+        forward = self.decoder.forward_on_device if self._chooses_on_device else self.decoder.forward
+        logits: FloatArray | DeviceLogits | None = None
         while cache.length < history.length:
             start = cache.length
             end = min(history.length, start + (self._most_at_once(start) or history.length))
-            logits = self.decoder.forward(history.tokens[:, start:end], history.mask[:, :end], cache)
+            logits = forward(history.tokens[:, start:end], history.mask[:, :end], cache)
             cache.commit(end - start)
         assert logits is not None
-        return np.ascontiguousarray(logits[:, -1], np.float32)
+        return logits if isinstance(logits, DeviceLogits) else np.ascontiguousarray(logits[:, -1], np.float32)
 
     def _most_at_once(self, start: int) -> int | None:
         """How many tokens the next run may be given behind `start` of them, None for any number."""
@@ -233,10 +242,18 @@ class Generator:
             raise GenerationError(f"the model's context of {self.decoder.context_length} tokens is full")
         if isinstance(self.sampler, Search):
             raise GenerationError("the generator was given a search, which doesn't choose token by token; call search(generator)")
-        ids = choose(self.processors, self.sampler, self._seen(history, remaining), self.logits(), self._rngs)
+        logits = self._newest_logits()
+        ids = choose_on_device(self.processors, self.sampler, logits, self._rngs) if isinstance(logits, DeviceLogits) else None
+        if ids is None:
+            ids = choose(self.processors, self.sampler, self._seen(history, remaining), self.logits(), self._rngs)
         ids = np.where(history.ended, history.tokens[:, -1], ids)
         self._history = history.followed_by(ids, self.end_tokens)
         return ids
+
+    def next_token(self, remaining: int | None = None) -> GeneratedToken:
+        """What `step` chooses, and the logits it was chosen from. Where tokens are chosen on a device, these come when they're read."""
+        logits = self._newest_logits()
+        return _generated(self.step(remaining), logits)
 
     def step_with_draft(self, draft: Sequence[int], remaining: int | None = None) -> list[GeneratedToken]:
         """Choose tokens one after the other as `step` does, for as long as they're those of the draft, and one more; all in one run.
@@ -301,7 +318,7 @@ class Generator:
             rngs.append(self._rngs[row] if first else self._rngs[row].spawn(1)[0])
         if self.cache is not None:
             self.cache.reorder(chosen)
-        self._logits = None if logits is None or logits[0] is not self._history else (history, logits[1][chosen])
+        self._logits = None if logits is None or logits[0] is not self._history else (history, self.logits()[chosen])
         self._history, self._rngs = history, tuple(rngs)
 
     def rewind(self, length: int) -> None:
@@ -355,6 +372,23 @@ class GeneratedToken:
     logits: FloatArray
 
 
+class _ChosenOnDevice(GeneratedToken):
+    """One whose logits come to the host when they're first read."""
+
+    def __init__(self, ids: IntArray, logits: DeviceLogits) -> None:
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "_on_device", logits)
+
+    @property
+    def logits(self) -> FloatArray:
+        on_device: DeviceLogits = self._on_device  # type: ignore[attr-defined]
+        return on_device.host
+
+
+def _generated(ids: IntArray, logits: FloatArray | DeviceLogits) -> GeneratedToken:
+    return _ChosenOnDevice(ids, logits) if isinstance(logits, DeviceLogits) else GeneratedToken(ids, logits)
+
+
 def generate(generator: Generator, max_new_tokens: int | None = None, max_length: int | None = None) -> Iterator[GeneratedToken]:
     """New tokens, one step at a time, until all rows have ended, the context is full, there are `max_new_tokens` new ones, or `max_length`
     with the prompt and its padding.
@@ -363,8 +397,7 @@ def generate(generator: Generator, max_new_tokens: int | None = None, max_length
     """
     left = tokens_left(generator, max_new_tokens, max_length)
     while not generator.is_done and left != 0:
-        logits = generator.logits()
-        yield GeneratedToken(generator.step(left), logits)
+        yield generator.next_token(left)
         left = None if left is None else left - 1
 
 

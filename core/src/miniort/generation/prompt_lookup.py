@@ -45,8 +45,7 @@ def generate_with_lookup(
     while not generator.is_done and left != 0:
         length = generator.tokens.shape[1]
         if generator.cache.length != length - 1:  # the prompt: its run gives the logits of its last token alone
-            logits = generator.logits()
-            chosen = [GeneratedToken(generator.step(left), logits)]
+            chosen = [generator.next_token(left)]
         else:
             room = [draft_length, *([] if left is None else [left - 1]), *([] if limit is None else [limit - length])]
             draft = draft_from_context(generator.tokens[0], max(0, min(room)))

@@ -54,6 +54,7 @@ def load_model(model: ModelLike, base_dir: str | os.PathLike[str] | None = None,
     _name_default_domain(loaded)
     _name_nodes(loaded)
     _forget_question_marks(loaded)
+    _make_old_initializers_constant(loaded)
     _sort(loaded, name)
     check_graph(loaded, name)
     return loaded
@@ -161,6 +162,17 @@ def _forget_question_marks(model: ir.Model) -> None:
         for value in (*graph.inputs, *graph.outputs, *(output for node in graph for output in node.outputs)):
             if value.shape is not None and any(getattr(size, "value", size) == "?" for size in value.shape):
                 value.shape = ir.Shape([None if getattr(size, "value", size) == "?" else size for size in value.shape])
+
+
+FIRST_WITH_CONSTANTS = 4
+"""The IR version from which on an initializer needn't be an input as well, and one that is has a value that a feed may replace."""
+
+
+def _make_old_initializers_constant(model: ir.Model) -> None:
+    """Make initializers that are inputs only because an old model had to list them there constants, as onnxruntime does."""
+    if model.ir_version < FIRST_WITH_CONSTANTS:
+        model.graph.inputs[:] = [value for value in model.graph.inputs if value.const_value is None]
+        model.ir_version = FIRST_WITH_CONSTANTS
 
 
 def _sort(model: ir.Model, name: str) -> None:

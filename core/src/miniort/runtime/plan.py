@@ -69,6 +69,25 @@ class Plan:
     views: Mapping[int, int] = field(default_factory=dict)
     written_over: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
+    def leaving_on_device(self, output: int) -> Plan | None:
+        """The same plan, but one output stays on the device that makes it. None if the host makes it or reads it in the run."""
+        slot = self.outputs[output]
+        download = next((step for step in self.steps if step.outputs == (slot,) and _is_download(step.info)), None)
+        if download is None or self.outputs.count(slot) > 1 or any(slot in step.inputs for step in self.steps):
+            return None
+        (source,) = download.inputs
+        if self.scoped or any(source in taken for taken in self.written_over.values()):
+            return None
+        steps = [
+            step._replace(dead=tuple(each for each in step.dead if each != source)) if source in step.dead else step
+            for step in self.steps
+            if step is not download
+        ]
+        outputs = [source if each == slot else each for each in self.outputs]
+        name = download.info.reads[0]
+        copies = tuple(copy for copy in self.copies if (copy.value, copy.target) != (name, HOST))
+        return replace(self, steps=tuple(steps), outputs=tuple(outputs), copies=copies)
+
     def run(self, inputs: Sequence[Any], captured: Sequence[tuple[int, Any]] = ()) -> list[Any]:
         """Run once: values of the inputs in order -> values of the outputs in order."""
         values = list(self.initial)
@@ -86,6 +105,10 @@ class Plan:
             return [values[slot] for slot in self.outputs]
         finally:
             values[SCOPE] = None  # a list that holds itself would live until the garbage collector comes
+
+
+def _is_download(info: NodeInfo) -> bool:
+    return (info.domain, info.op) == ("miniort", "Download")
 
 
 def _run_plain(plan: Plan, values: list[Any]) -> None:

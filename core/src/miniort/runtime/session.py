@@ -281,6 +281,20 @@ class InferenceSession:
         watched._compile((*self.plan.observers, *observers))
         return watched
 
+    def leaving_on_device(self, output: str) -> tuple[OpenProvider, InferenceSession] | None:
+        """The provider on whose device an output is made, and a session whose `execute` leaves it there. This one goes on as it was.
+
+        None if the host makes the output, or reads it in the run.
+        """
+        plan = self.plan.leaving_on_device(self._output_names.index(output))
+        if plan is None:
+            return None
+        device = next(copy.source for copy in self.plan.copies if (copy.value, copy.target) == (output, HOST))
+        leaving = object.__new__(InferenceSession)
+        leaving.__dict__.update(self.__dict__)
+        leaving.plan = plan
+        return next(each for each in self.providers if each.provider.device == device), leaving
+
     def close(self) -> None:
         """Give the providers' memory back. Neither the session nor those that `observe` made of it can run afterwards."""
         for provider in self.providers:

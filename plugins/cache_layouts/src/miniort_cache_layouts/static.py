@@ -1,4 +1,4 @@
-"""Buffers that are made once and written in place."""
+"""Buffers that are written in place, and grow as they fill."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class StaticCache:
     """For each layer a buffer of keys and one of values, [batch, kv heads, reserved, dim], of which the first `length` tokens are in use.
 
     max_length: the most tokens it will hold, where that is fewer than the model's context; the buffers have this size from the start.
-    step: where neither the model nor `max_length` sets a limit, buffers grow by this many tokens at a time.
+    step: without `max_length` buffers begin with this many tokens and at least double when they are full, up to the model's context, so
+    that growing copies each token about once in all; sizes are multiples of this.
 
     A view is a slice of a buffer. In this order of axes a head's tokens stand one behind the other, so attention reads memory in one
     sweep; with [batch, time, kv heads, dim] a step writes in one place but reads in strides, and there's far more to read than to write.
@@ -30,7 +31,8 @@ class StaticCache:
         self._spec = spec
         self._limit = min(limits, default=None)
         self._step = step
-        self._buffers = [self._new_buffers(spec.batch, step if self._limit is None else self._limit) for _ in range(spec.layers)]
+        reserved = min([step if max_length is None else max_length, *limits])
+        self._buffers = [self._new_buffers(spec.batch, reserved) for _ in range(spec.layers)]
         self._appended = [0] * spec.layers
 
     def append(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
@@ -97,7 +99,8 @@ class StaticCache:
         return np.empty(key_shape, spec.dtype), np.empty(value_shape, spec.dtype)
 
     def _grow(self, layer: int, wanted: int) -> None:
-        buffers = self._new_buffers(self._batch, -(-wanted // self._step) * self._step)
+        rounded = -(-max(wanted, 2 * self._buffers[layer][0].shape[2]) // self._step) * self._step
+        buffers = self._new_buffers(self._batch, rounded if self._limit is None else min(rounded, self._limit))
         for new, old in zip(buffers, self._buffers[layer], strict=True):
             new[:, :, : self.length] = old[:, :, : self.length]
         self._buffers[layer] = buffers

@@ -25,8 +25,8 @@ from miniort_cpu.windows import SlidingWindow, overlap
 BLOCK_BYTES = 1 << 20
 """Bytes of gathered elements that are multiplied at a time."""
 
-SMALLEST_RANGE = 400_000
-"""Multiplications that are worth a thread's while."""
+SMALLEST_RANGE = 12_000_000
+"""Multiplications that are worth waking a thread for."""
 
 Compute: TypeAlias = Callable[[Array, Array, Array, Epilogue], None]
 """f(x [N, C, height, width], w [C · factor, 1, *kernel], out [N, C · factor, *counts], epilogue)"""

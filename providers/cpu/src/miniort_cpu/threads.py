@@ -3,14 +3,14 @@
 NumPy lets go of Python's lock while it computes, so plain threads run its functions side by side. The work is cut into ranges that whoever
 is free takes next: a helper that the system doesn't let run costs nothing, as the caller then does its ranges.
 
-To wake a thread takes some 50 µs. BLAS's own threads are faster, as they wait for work in a loop; but where another process wants their
-core, they wait for each other, and a product of 1 ms takes 10. So products are left to BLAS's threads, and when one takes far too long,
-BLAS is held to one thread for a while and products are divided over ours.
+To wake a thread that sleeps takes 50 to 100 µs, to wait for its end as long again, and it begins with a cold cache: a pool of 1.3 ms takes
+1.7 ms if it's divided. So kernels divide only what takes some milliseconds. BLAS's own threads are faster, as they wait for work in a
+loop; but where another process wants their core, they wait for each other, and a product of 1 ms takes 10. So products are left to BLAS's
+threads, and when they take far too long, BLAS is held to one thread for a while and products are divided over ours.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -43,8 +43,12 @@ STALL = 2e-3
 SLOWEST = 2.5
 """How many times as long as the fastest one a product of the same work may take as a matter of course."""
 
+STALLS, STALLS_WITHIN = 3, 0.25
+"""So many stalls within so many seconds mean that another process wants the core. A single one may be the first reading of memory, or a
+processor that slept; to retreat for it cost a third of the speed of the steps that followed."""
+
 FIRST_RETREAT, LONGEST_RETREAT = 0.25, 4.0
-"""Seconds for which BLAS is held to one thread after a stall: twice as long after each that follows soon, up to the longest."""
+"""Seconds for which BLAS is held to one thread after such stalls: twice as long after each that follows soon, up to the longest."""
 
 _LIMITS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables by which users bound the threads of numeric libraries; they bound ours too."""
@@ -77,7 +81,8 @@ class Threads:
         """Call `compute(start, end)` for ranges that cover 0 … size, some of them at the same time, and return when all are done.
 
         BLAS has one thread meanwhile, so that a call of it within a range stays in its own thread.
-        Ranges hold at least `smallest`: choose it so that the work of one takes some 20 µs or more. What a call raises is raised here.
+        Ranges hold at least `smallest`: choose it so that the work of one takes some 500 µs, or little will be won. What a call raises is
+        raised here.
         """
         number = self.ranges(size, smallest)
         if number < 2:
@@ -169,6 +174,7 @@ class Retreat:
 
     def __init__(self) -> None:
         self._best_rates: dict[str, float] = {}  # work per second of the fastest product of each kind so far
+        self._stalls: list[float] = []  # when the last ones were
         self._until = 0.0
         self._pause = FIRST_RETREAT
 
@@ -176,15 +182,8 @@ class Retreat:
         """Whether BLAS is to have one thread."""
         return self._until > 0 and time.monotonic() < self._until
 
-    def stay(self) -> None:
-        """From now on BLAS has one thread: for a session whose kernels divide more than products over ours, such as convolutions.
-
-        BLAS's threads go on waiting in a loop after a product, on the core that ours are to run on.
-        """
-        self._until = math.inf
-
     def note(self, kind: str, work: int, seconds: float) -> None:
-        """A product by BLAS's threads took that long for that much work. Begins a retreat if it was far too long.
+        """A product by BLAS's threads took that long for that much work. Begins a retreat if several were far too long.
 
         kind: products of one kind take time in proportion to their work, more or less.
         """
@@ -193,6 +192,10 @@ class Retreat:
             self._best_rates[kind] = rate
         elif seconds > STALL + SLOWEST * work / best:
             now = time.monotonic()
+            self._stalls = [*(each for each in self._stalls if now - each < STALLS_WITHIN), now]
+            if len(self._stalls) < STALLS:
+                return
+            self._stalls.clear()
             soon = now - self._until < 2 * self._pause
             self._pause = min(2 * self._pause, LONGEST_RETREAT) if soon else FIRST_RETREAT
             self._until = now + self._pause

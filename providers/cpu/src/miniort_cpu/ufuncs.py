@@ -16,8 +16,8 @@ Ufunc: TypeAlias = Callable[..., Any]
 """f(x, out=array) or f(a, b, out=array), which returns `out`, and a new array of any rank for `out=...`."""
 
 
-SMALLEST_RANGE = 64 * 1024
-"""Elements that are worth a thread's while, for operations that cost little more than reading and writing them."""
+SMALLEST_RANGE = 2 << 20
+"""Elements that are worth waking a thread for, for operations that cost little more than reading and writing them."""
 
 
 def shared(threads: Threads, ufunc: Ufunc, out: Array, *inputs: Array) -> Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,16 +12,21 @@ import numpy as np
 
 from miniort.errors import ProviderError
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
-from miniort.providers import DeviceArray, MemoryStats, ProviderOptions
+from miniort.providers import DeviceArray, DeviceProcessor, DeviceSampler, MemoryStats, ProviderOptions
 from miniort.types import Array, DType, type_string
 from miniort_cuda import element_types
 from miniort_cuda.availability import OLDEST_CAPABILITY
-from miniort_cuda.bfloat16 import BFloat16Array, for_bfloat16
+from miniort_cuda.bfloat16 import BFloat16Array, for_bfloat16, widened
 from miniort_cuda.caches import DEVICE_LAYOUTS
 from miniort_cuda.fused import FusedKernels
 from miniort_cuda.kernels import KERNELS
+from miniort_cuda.tf32 import TF32Products
+from miniort_cuda.token_choice import PROCESSORS, SAMPLERS
 
-OPTIONS = ("device_id",)
+OPTIONS = ("device_id", "use_tf32")
+
+TF32_CAPABILITY = (8, 0)
+"""The first compute capability whose products can be computed in TF32."""
 
 SMALL = 1 << 16
 """Bytes up to which arrays are packed to be uploaded together: tokens, masks and positions, but no pictures."""
@@ -36,17 +42,24 @@ class CUDAProvider:
     `with xp.cuda.Device(...)`; a new one each time, because older CuPys keep the device to go back to in that object.
     """
 
-    def __init__(self, xp: Any, special: Any, device_id: int = 0) -> None:
-        """ProviderError if there is no such device, or it's too old."""
+    def __init__(self, xp: Any, special: Any, device_id: int = 0, use_tf32: bool = False) -> None:
+        """ProviderError if there is no such device, or it's too old, for TF32 if that is wanted."""
         count = xp.cuda.runtime.getDeviceCount()
         if not 0 <= device_id < count:
             raise ProviderError(f"provider 'cuda': device_id {device_id} is not one of the {count} devices; they count from 0")
         capability = str(xp.cuda.Device(device_id).compute_capability)  # "86" is 8.6, "120" is 12.0
-        if (int(capability[:-1]), int(capability[-1])) < OLDEST_CAPABILITY:
+        version = (int(capability[:-1]), int(capability[-1]))
+        if version < OLDEST_CAPABILITY:
             raise ProviderError(
                 f"provider 'cuda': device {device_id} has compute capability {capability[:-1]}.{capability[-1]}, "
                 f"and {OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]} is needed; choose another with device_id"
             )
+        if use_tf32 and version < TF32_CAPABILITY:
+            raise ProviderError(
+                f"provider 'cuda': device {device_id} has compute capability {capability[:-1]}.{capability[-1]}, and use_tf32 needs "
+                f"{TF32_CAPABILITY[0]}.{TF32_CAPABILITY[1]}; leave it out"
+            )
+        self._use_tf32 = use_tf32
         self.xp = xp
         self.special = special
         self.fused = FusedKernels(xp) if hasattr(xp, "RawModule") else None
@@ -59,6 +72,10 @@ class CUDAProvider:
     def current_device(self) -> Any:
         """The device as the calling thread's current one, for a `with`."""
         return self.xp.cuda.Device(self._device_id)
+
+    def running(self) -> AbstractContextManager[object]:
+        """With `use_tf32`, what lets CuPy compute products of float32 matrices in TF32 during a run; else nothing."""
+        return TF32Products(self.xp) if self._use_tf32 else nullcontext()
 
     def _on_device(self, compile_kernel: CompileKernel) -> CompileKernel:
         def compile_on_device(node: NodeContext) -> Run:
@@ -120,6 +137,37 @@ class CUDAProvider:
         create = DEVICE_LAYOUTS.get(name)
         return None if create is None else partial(create, self)
 
+    def last_logits(self, logits: DeviceArray) -> DeviceArray:
+        """Logits of the last position, [batch, vocabulary] float32: of [batch, n, vocabulary] or [batch, vocabulary]."""
+        with self.current_device():
+            rows = widened(logits) if isinstance(logits, BFloat16Array) else logits
+            rows = rows[:, -1] if rows.ndim == 3 else rows
+            return rows if rows.dtype == np.float32 else rows.astype(np.float32)
+
+    def token_sampler(self, name: str) -> Callable[..., DeviceSampler] | None:
+        """What makes the sampler of this name for the device; None if there is no device version."""
+        return self._made_on_device(SAMPLERS.get(name))
+
+    def logits_processor(self, name: str) -> Callable[..., DeviceProcessor] | None:
+        """What makes the logits processor of this name for the device; None if there is no device version."""
+        return self._made_on_device(PROCESSORS.get(name))
+
+    def _made_on_device(self, create: Callable[..., Callable[..., Any]] | None) -> Callable[..., Callable[..., Any]] | None:
+        """A factory whose functions run while this device is current."""
+        if create is None:
+            return None
+
+        def make(**options: Any) -> Callable[..., Any]:
+            run = create(self.xp, **options)
+
+            def run_on_device(*arguments: Any) -> Any:
+                with self.current_device():
+                    return run(*arguments)
+
+            return run_on_device
+
+        return make
+
     def download(self, array: DeviceArray) -> Array:
         """A copy of a device array as a NumPy array; waits for the work that makes it."""
         with self.current_device():
@@ -154,14 +202,17 @@ class CUDAProvider:
 
 
 def open_provider(options: ProviderOptions) -> CUDAProvider:
-    """The provider on the device that the option `device_id` names (0 if it isn't given). Imports CuPy."""
+    """The provider on the device that the option `device_id` names (0 if it isn't given), with TF32 by `use_tf32`. Imports CuPy."""
     options.reject_unknown("cuda", OPTIONS)
     text = str(options.options.get("device_id", 0))
     if not text.isdecimal():
         raise ProviderError(f"provider 'cuda': device_id must be a number such as 0, found {text!r}")
+    tf32 = str(options.options.get("use_tf32", 0)).lower()
+    if tf32 not in ("0", "1", "false", "true"):
+        raise ProviderError(f"provider 'cuda': use_tf32 must be 0 or 1, found {tf32!r}")
     try:
         import cupy
         from cupyx.scipy import special
     except ImportError as error:
         raise ProviderError(f"provider 'cuda': CuPy can't be imported: {error}") from error
-    return CUDAProvider(cupy, special, int(text))
+    return CUDAProvider(cupy, special, int(text), use_tf32=tf32 in ("1", "true"))

@@ -20,6 +20,9 @@ kernels = KernelTable("cpu")
 BLOCK = 16 * 1024
 """Elements that a function of several passes takes at a time, so that all its passes but the first find them in the cache."""
 
+SMALLEST_RANGE = 128 * 1024
+"""Elements that are worth waking a thread for."""
+
 Formula: TypeAlias = Callable[[Array, Array], None]
 """f(x, y) writes its result into y. x, y: [N], N at most BLOCK, float32 or float64; x may not be written."""
 
@@ -55,7 +58,7 @@ def blockwise(formula: Callable[[NodeContext], Formula]) -> CompileKernel:
                         block = slice(start, min(start + BLOCK, last))
                         compute(flat_x[block].copy() if over else flat_x[block], flat_y[block])
 
-                threads.split(x.size, BLOCK, part)
+                threads.split(x.size, SMALLEST_RANGE, part)
             return as_dtype(y, dtype)
 
         return run

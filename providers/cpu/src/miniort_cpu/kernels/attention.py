@@ -23,6 +23,10 @@ QUERIES = 128
 BYTES_PER_RANGE = 512 * 1024
 """Bytes of keys and values that a thread should have to read, where there are few queries: some 30 µs."""
 
+FEW_ROWS = 4
+"""So few queries of a key head are multiplied one by one: BLAS copies the keys for a product of matrices, which takes longer than to read
+them from a core's cache again."""
+
 HIDDEN = -1e30
 """What a float mask adds at most where it's meant to hide: the exponential of such a score is 0 beside any other."""
 
@@ -108,7 +112,12 @@ def attention(node: NodeContext) -> Run:
 
 
 def _is_large(threads: Threads, q: Array, k: Array | BlockedView, v: Array | BlockedView) -> bool:
-    """Whether there's enough to do to take it in parts."""
+    """Whether there's enough to do to take it in parts.
+
+    One query isn't, while BLAS has its threads: they wait in a loop for the next product, on the cores that ours would run on.
+    """
+    if q.shape[2] == 1 and not threads.divides_products():
+        return False
     return q.shape[2] > QUERIES or threads.ranges(_bytes_read(q, k, v), BYTES_PER_RANGE) > 1
 
 
@@ -229,7 +238,7 @@ def _attend(
         queries = np.multiply(widen(q[row, of_queries, part]), scale, order="C", dtype=wide, casting="unsafe")
         # The queries of all heads that share a key head are the rows of one product, so that keys are never repeated.
         grouped = queries.reshape(len(keys), -1, queries.shape[2])
-        scores = np.matmul(grouped, widen(keys).swapaxes(1, 2))
+        scores = _dot_products(grouped, widen(keys), np.empty((*grouped.shape[:2], keys.shape[1]), wide))
         by_head = scores.reshape(*queries.shape[:2], -1)
         if softcap:
             np.divide(scores, softcap, out=scores)
@@ -284,10 +293,21 @@ def _scores(allocate: Allocate, q: Array, k: Array | BlockedView, scale: float) 
     scores = allocate((*grouped.shape[:3], length), dtype)
     if isinstance(k, BlockedView):
         for rows, start, keys in k.blocks:
-            np.matmul(grouped[rows], widen(keys).swapaxes(2, 3), scores[rows, ..., start : start + keys.shape[2]])
+            _dot_products(grouped[rows], widen(keys), scores[rows, ..., start : start + keys.shape[2]])
     else:
-        np.matmul(grouped, widen(k).swapaxes(2, 3), scores)
+        _dot_products(grouped, widen(k), scores)
     return scores.reshape(batch, heads, count, length)
+
+
+def _dot_products(queries: Array, keys: Array, out: Array) -> Array:
+    """queries · keysᵀ, written into `out` and given back. queries: [..., R, D]; keys: [..., T, D] -> [..., R, T]."""
+    if 1 < queries.shape[-2] <= FEW_ROWS:
+        for row in range(queries.shape[-2]):
+            one = (..., slice(row, row + 1), slice(None))
+            np.matmul(queries[one], keys.swapaxes(-1, -2), out[one])
+    else:
+        np.matmul(queries, keys.swapaxes(-1, -2), out)
+    return out
 
 
 def _apply_masks(

@@ -10,7 +10,7 @@ from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array
 from miniort_cpu.floating_point import FLOAT32
 from miniort_cpu.kernels.contrib_activation import CONTRIB
-from miniort_cpu.kernels.quantization import UINT8, dequantize, dynamic_scale, quantize
+from miniort_cpu.kernels.quantization import dequantize, dynamic_scale
 from miniort_cpu.kernels.recurrent import Cell, Limits, LSTMCell, State, _activations, _layer, _selected
 
 kernels = KernelTable("cpu")
@@ -19,7 +19,14 @@ kernels = KernelTable("cpu")
 def _rounded(x: Array) -> Array:
     """`x` rounded to the 256 values that its own range gives, as DynamicQuantizeLinear does. x: [...] float32 -> same shape."""
     scale, zero_point = dynamic_scale(x)
-    return dequantize(np.empty, quantize(np.empty, x, scale, zero_point, UINT8), scale, zero_point, FLOAT32)
+    shift = zero_point.astype(FLOAT32)
+    y = np.divide(x, scale, out=...)
+    np.rint(y, out=y)
+    np.add(y, shift, out=y)
+    np.fmax(y, 0, out=y)  # fmax and not maximum, for NaN has no integer of its own
+    np.minimum(y, 255, out=y)
+    np.subtract(y, shift, out=y)
+    return np.multiply(y, scale, out=y)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from math import prod
+from time import perf_counter
 from typing import TypeAlias
 
 import numpy as np
@@ -23,13 +24,16 @@ from miniort_cpu.windows import Index, SlidingWindow, gather_windows, positions,
 kernels = KernelTable("cpu")
 
 COLUMN_BYTES = 1 << 20
-"""Bytes of gathered windows that are multiplied at a time: they should still be in the cache when the product reads them."""
+"""Bytes of gathered windows that a core multiplies at a time: they should still be in its cache when the product reads them."""
 
-RESULT_BYTES = 512 << 10
-"""Bytes of a product that are worked on at a time, for the same reason."""
+RESULT_BYTES = 768 << 10
+"""Bytes of a product that a core works on at a time, for the same reason."""
 
-SMALLEST_RANGE = 2_000_000
-"""Multiplications that are worth a thread's while."""
+SMALLEST_RANGE = 64_000_000
+"""Multiplications that are worth waking a thread for. Smaller convolutions are left to BLAS's threads, which needn't be woken."""
+
+SMALL_PRODUCT = 4_000_000
+"""Multiplications of a product that takes no longer than the calls around it."""
 
 FEW_COLUMNS = 128
 """A product with fewer columns spends its time on packing the weights."""
@@ -82,7 +86,10 @@ class Convolution:
         shape, compute = self.planned(x.shape, len(weights.dense), weights.by_row is not None)
         out: Array = self.allocate(shape, x.dtype)
         if compute is not None:
+            started, threads = perf_counter(), self.threads
             compute(x if x.flags.c_contiguous else copied(self.allocate, x), weights, out, epilogue)
+            if threads.number > 1 and not threads.divides_products():
+                threads.blas_retreat.note(f"convolution {x.shape} {weights.dense.shape}", 1, perf_counter() - started)
         elif out.size:
             out[...] = 0  # all that a window sees is padding
             for image in range(shape[0]):
@@ -107,7 +114,7 @@ class Convolution:
         if self.groups == 1 and len(window.kernel) == 2 and _prefers_rows(weight, prod(place.counts), packed):
             return result, _rows(self, shape, result, place.begins)
         multiplications = prod(result) * prod(weight[1:])
-        if multiplications < 2 * SMALLEST_RANGE and shape[0] * shape[1] * prod(window.kernel) * prod(place.counts) * 4 < COLUMN_BYTES // 4:
+        if multiplications < SMALL_PRODUCT and shape[0] * shape[1] * prod(window.kernel) * prod(place.counts) * 4 < COLUMN_BYTES // 4:
             return result, _few_windows(self, shape, result, place.begins)
         return result, _columns(self, shape, result, place.begins)
 
@@ -137,6 +144,11 @@ def _blocks(total: int, size: int) -> Iterator[tuple[int, int]]:
         yield start, min(length, total - start)
 
 
+def _block_bytes(how: Convolution, size: int, part: int, total: int) -> int:
+    """Bytes of a block, given those for one core: work that isn't divided over our threads is multiplied by all of BLAS's together."""
+    return size if part < total else size * how.threads.number
+
+
 def _pieces(start: int, end: int, height: int, limit: int) -> Iterator[tuple[int, int, int]]:
     """The rows from start to before end of images of some height, in blocks of one image each: image, first row, number of rows."""
     while start < end:
@@ -156,7 +168,6 @@ def _points(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...]) -
         steps = (..., *(slice(0, (n - 1) * stride + 1, stride) for n, stride in zip(result[2:], how.window.strides, strict=True)))
     if how.groups > 1:
         return _grouped_points(how, batch, channels // how.groups, features // how.groups, points, steps)
-    block = max(RESULT_BYTES // (max(features, channels) * 4), FEW_COLUMNS)
     by_features = batch == 1 and features > points
     few = max(SMALLEST_RANGE // max(channels * (points if by_features else features), 1), 1)
 
@@ -171,6 +182,8 @@ def _points(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...]) -
             epilogue(part, 0, slice(start, end), slice(None))
 
         def of_points(start: int, end: int) -> None:
+            size = _block_bytes(how, RESULT_BYTES, end - start, batch * points)
+            block = max(size // (max(features, channels) * 4), FEW_COLUMNS)
             if batch == 1 and end - start <= block:
                 chosen = slice(start, end)
                 part = ys[0, :, chosen]
@@ -260,7 +273,8 @@ def _columns(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], 
         w, ys = weights.dense.reshape(groups, features // groups, taps), out.reshape(batch, groups, features // groups, points)
 
         def of_rows(start: int, end: int) -> None:
-            limit = max(COLUMN_BYTES // (row * x.itemsize), -(-FEW_COLUMNS // width))
+            size = _block_bytes(how, COLUMN_BYTES, end - start, batch * first)
+            limit = max(size // (row * x.itemsize), -(-FEW_COLUMNS // width))
             space = allocate((row * min(limit, end - start, first),), x.dtype)
             for image, top, height in _pieces(start, end, first, limit):
                 gather(x, space, image, slice(None), top, height)
@@ -345,7 +359,8 @@ def _rows(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], beg
                     np.add(total, np.matmul(weight[chosen], seen, term), out=total)
 
         def of_rows(start: int, end: int) -> None:
-            limit = max(COLUMN_BYTES // (taps * width * x.itemsize), -(-FEW_COLUMNS // width))
+            size = _block_bytes(how, COLUMN_BYTES, end - start, batch * height)
+            limit = max(size // (taps * width * x.itemsize), -(-FEW_COLUMNS // width))
             limit = min(limit, end - start, height)
             space = allocate((_Rows(window, limit, width).elements(channels),), x.dtype)
             terms = allocate((features * limit * width,), x.dtype)
@@ -385,7 +400,6 @@ def add_bias(y: Array, bias: Array | None) -> Array:
 def convolver(node: NodeContext, fixed: Array | None) -> Callable[[tuple[int, ...]], Convolution]:
     """What a node's attributes say of its convolution, given the kernel's shape. fixed: the weights where they never change."""
     groups, allocate, threads = node.attribute("group", 1), node.provider.allocate, threads_of(node.provider)
-    threads.blas_retreat.stay()
     return cache(lambda kernel: Convolution(sliding_window(node, kernel), groups, allocate, threads, fixed))
 
 
@@ -479,7 +493,6 @@ def conv_transpose(node: NodeContext) -> Run:
     weights, biases = widened_constant(node, 1), widened_constant(node, 2)
     output_padding, output_shape = node.attribute("output_padding", None), node.attribute("output_shape", None)
     allocate, threads = node.provider.allocate, threads_of(node.provider)
-    threads.blas_retreat.stay()
 
     def run(x: Array, w: Array, bias: Array | None = None) -> Array:
         wide = widen(x)

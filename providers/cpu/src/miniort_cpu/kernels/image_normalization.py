@@ -26,6 +26,9 @@ def _along_channels(values: Array, rank: int) -> Array:
 BLOCK = 64 * 1024
 """Elements of an image that are scaled and then shifted while they're in the cache."""
 
+SMALLEST_RANGE = 2 << 20
+"""Elements that are worth waking a thread for."""
+
 
 def _scaled(allocate: Allocate, threads: Threads, x: Array, factor: Array, term: Array) -> Array:
     """`x` · factor + term, of x's dtype. x: [N, C, *sizes]; factor, term: [C] or [C, *sizes] -> x's shape."""
@@ -43,7 +46,7 @@ def _scaled(allocate: Allocate, threads: Threads, x: Array, factor: Array, term:
             np.multiply(x[:, chosen], factors[chosen], out=part, casting="same_kind")
             np.add(part, terms[chosen], out=part, casting="same_kind")
 
-    threads.split(x.shape[1], count, of_channels)
+    threads.split(x.shape[1], max(SMALLEST_RANGE * x.shape[1] // x.size, 1), of_channels)
     return y
 
 

@@ -21,6 +21,9 @@ BYTES_PER_RANGE = 256 * 1024
 STEPS_PER_RANGE = 1_000_000
 """Multiplications of a product of matrices that a thread should have at least, which take some 20 µs."""
 
+FEW_ROWS = 3
+"""So few rows are multiplied one by one: BLAS copies the matrix for a product of matrices, which takes longer than to read it for each."""
+
 BLAS_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """What BLAS multiplies; NumPy's own loops are for the others, which are split all the same."""
 
@@ -48,11 +51,11 @@ def product_into(threads: Threads, a: Array, b: Array, out: Array) -> None:
     front to back, so both orders are as fast as memory is.
     """
     if threads.number == 1:
-        a.dot(b, out)
+        _product_by_blas(a, b, out)
     elif not threads.divides_products():
         started = perf_counter()
-        a.dot(b, out)
-        kind, work = ("row", b.nbytes) if len(a) == 1 else ("matrix", a.size * b.shape[1])
+        _product_by_blas(a, b, out)
+        kind, work = ("row", len(a) * b.nbytes) if len(a) <= FEW_ROWS else ("matrix", a.size * b.shape[1])
         threads.blas_retreat.note(kind, work, perf_counter() - started)
     elif len(a) == 1:
         _row_product(threads, a[0], b, out[0])
@@ -61,6 +64,15 @@ def product_into(threads: Threads, a: Array, b: Array, out: Array) -> None:
         smallest = max(16, STEPS_PER_RANGE // max(1, count * inner))
         # Columns, not rows: each thread packs its own part of b for BLAS, where all would pack the whole.
         threads.split(b.shape[1], smallest, lambda start, end: np.matmul(a, b[:, start:end], out[:, start:end]))
+
+
+def _product_by_blas(a: Array, b: Array, out: Array) -> None:
+    """Write a · b into `out`, as `product_into`."""
+    if 1 < len(a) <= FEW_ROWS:
+        for row, result in zip(a, out, strict=True):
+            row.dot(b, result)
+    else:
+        a.dot(b, out)
 
 
 def _row_product(threads: Threads, a: Array, b: Array, out: Array) -> None:

@@ -60,26 +60,29 @@ def pool(allocate: Allocate, ufunc: np.ufunc, empty: Any, x: Array, window: Slid
     return x
 
 
-SMALLEST_RANGE = 64 * 1024
-"""Elements that are worth a thread's while."""
+SMALLEST_RANGE = 2 << 20
+"""Elements that are worth waking a thread for."""
+
+BLOCK = 128 * 1024
+"""Elements that are pooled at a time, along one axis after the other, while they're in the cache."""
 
 
 def shared_pool(
     allocate: Allocate, threads: Threads, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, place: Placement
 ) -> Array:
-    """`pool`, with the channels divided over threads, and each thread's in blocks that stay in the cache."""
+    """`pool`, with the channels in blocks that stay in the cache, and divided over threads where they are many."""
     channels = x.shape[1]
-    if x.size < 2 * SMALLEST_RANGE or not x.size or channels < 2:
+    if x.size < BLOCK or not x.size or channels < 2:
         return pool(allocate, ufunc, empty, x, window, place)
     out: Array = allocate((*x.shape[:2], *place.counts), x.dtype)
-    block = max(2 * SMALLEST_RANGE * channels // x.size, 1)
+    block = max(BLOCK * channels // x.size, 1)
 
     def of_channels(start: int, end: int) -> None:
         for first in range(start, end, block):
             chosen = slice(first, min(first + block, end))
             out[:, chosen] = pool(allocate, ufunc, empty, x[:, chosen], window, place)
 
-    threads.split(channels, block, of_channels)
+    threads.split(channels, max(SMALLEST_RANGE * channels // x.size, 1), of_channels)
     return out
 
 

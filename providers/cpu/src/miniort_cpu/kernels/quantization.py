@@ -161,6 +161,31 @@ def dynamic_scale(x: Array) -> tuple[Array, Array]:
     return np.array(scale, np.float32), np.array(zero_point, np.uint8)
 
 
+BLOCK = 16 * 1024
+"""Elements that are quantized at a time, so that all steps but the first find them in the cache."""
+
+
+def quantize_by_range(allocate: Allocate, x: Array, scale: Array, zero_point: Array) -> Array:
+    """`x` in uint8 with its own `dynamic_scale`. x: [...] float32; scale, zero_point: [] -> same shape.
+
+    Of finite numbers none comes out below 0, as the smallest and the zero point are rounded alike, but the largest may be 256.
+    """
+    if not np.isfinite(scale) or not x.flags.c_contiguous:
+        return quantize(allocate, x, scale, zero_point, UINT8)
+    y = allocate(x.shape, UINT8)
+    flat_x, flat_y, shift = x.reshape(-1), y.reshape(-1), zero_point.astype(FLOAT32)
+    space = np.empty(min(x.size, BLOCK), FLOAT32)
+    for start in range(0, x.size, BLOCK):
+        block = flat_x[start : start + BLOCK]
+        quotient = space[: len(block)]
+        np.divide(block, scale, out=quotient)
+        np.rint(quotient, out=quotient)
+        np.add(quotient, shift, out=quotient)
+        np.minimum(quotient, 255, out=quotient)
+        np.copyto(flat_y[start : start + BLOCK], quotient, casting="unsafe")
+    return y
+
+
 @kernels.register("DynamicQuantizeLinear", versions=(11, None))
 def dynamic_quantize_linear(node: NodeContext) -> Run:
     """`x` in uint8, with the scale and the zero point that its own range gives. x: [...] float32 -> same shape, [] float32, [] uint8."""
@@ -168,6 +193,6 @@ def dynamic_quantize_linear(node: NodeContext) -> Run:
 
     def run(x: Array) -> tuple[Array, Array, Array]:
         scale, zero_point = dynamic_scale(x)
-        return quantize(allocate, x, scale, zero_point, UINT8), scale, zero_point
+        return quantize_by_range(allocate, x, scale, zero_point), scale, zero_point
 
     return run

@@ -26,7 +26,7 @@ Activation: TypeAlias = Callable[[Array], None]
 """f(x): x becomes the activation of itself, in place."""
 
 LARGE_CELL = 128 * 1024
-"""Elements of the recurrent weights from which on two directions run side by side."""
+"""Elements of the recurrent weights from which on two directions run side by side, if BLAS has one thread only."""
 
 State: TypeAlias = tuple[Array, ...]
 """What a step hands on to the next: (hidden,) or (hidden, cell), each [B, H]."""
@@ -318,8 +318,10 @@ class Layer:
             for way in range(first, last):
                 run_direction(way, self.directions[way])
 
-        # Neither direction waits for the other. Many small steps would only wait for Python's lock, so they stay in one thread.
-        self.threads.split(ways, 1 if cells[0].recurrent.size >= LARGE_CELL else ways, run_directions)
+        # Neither direction waits for the other. Many small steps would only wait for Python's lock, so they stay in one thread. Where BLAS
+        # has several, a step is faster if each of them finds its half of the weights in its cache again.
+        side_by_side = cells[0].recurrent.size >= LARGE_CELL and self.threads.divides_products()
+        self.threads.split(ways, 1 if side_by_side else ways, run_directions)
         return tuple(as_dtype(each, x.dtype) for each in (y, *finals))
 
 

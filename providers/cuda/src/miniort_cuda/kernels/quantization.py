@@ -34,7 +34,15 @@ def _refuse_blocks(node: NodeView) -> str | None:
     return None
 
 
-@kernels.register("QuantizeLinear", (10, None), types={"T1": FLOATS, "T2": BYTES}, refuse=_refuse_blocks)
+def _refuse_quotient(node: NodeView) -> str | None:
+    """Since version 23 the quotient is rounded to the type of the scale, or to `precision`."""
+    if node.attribute("precision", 0) or node.dtype(0) != node.dtype(1):
+        return "its kernel divides numbers of one type, in float32"
+    return _refuse_blocks(node)
+
+
+@kernels.register("QuantizeLinear", (10, 22), types={"T1": FLOATS, "T2": BYTES}, refuse=_refuse_blocks)
+@kernels.register("QuantizeLinear", (23, None), types={"T1": FLOATS, "T2": FLOATS, "T3": BYTES}, refuse=_refuse_quotient)
 @kernels.register("QuantizeLinear", domain=CONTRIB, types={0: FLOATS, 2: BYTES}, refuse=_refuse_blocks)
 def quantize_linear(node: NodeContext) -> Run:
     """round(x / scale) + zero point, ties to even, put into the range of 8 bits. x: [...]; scale, zero point: [] or [size of `axis`]."""

@@ -14,7 +14,12 @@ import pytest
 # Tests run in several processes, and each would otherwise have as many BLAS threads as there are cores. Read when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from hypothesis.internal.conjecture import providers as hypothesis_providers
+
 from miniort.plugins import PluginManager, create_plugin_manager
+
+# Hypothesis also draws constants that it finds in whatever modules are loaded, so that a seed would give other cases in each process.
+hypothesis_providers._get_local_constants = lambda: hypothesis_providers._local_constants  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")

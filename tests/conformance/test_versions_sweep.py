@@ -192,6 +192,12 @@ DISAGREEMENTS: list[Disagreement] = [
         lambda case, operator: case.captured["outer"].ndim != 1,
     ),
     Disagreement(
+        "Scan",
+        "reference",
+        "knows neither lengths nor axes and directions of what is scanned",
+        lambda case, operator: operator.version == 8 or any(name.startswith("scan_") for name in case.attributes),
+    ),
+    Disagreement(
         "QuantizeLinear",
         "reference",
         "divides in a wider type than that of the scale, which the quotient has since version 23",
@@ -484,4 +490,4 @@ class TestQuick(ProviderConformance):
 @pytest.mark.slow
 class TestThorough(ProviderConformance):
     disagreements = DISAGREEMENTS
-    examples = 50
+    examples = 12

@@ -87,7 +87,7 @@ class TestKit(ProviderConformance):
 @pytest.mark.slow
 class TestKitThoroughly(TestKit):
     operators = tuple(OURS)
-    examples = 30
+    examples = 8
 
 
 def greedy(decoder: Any, layout: str, prompt: np.ndarray, count: int, batch: int = 1) -> list[list[int]]:

@@ -69,4 +69,4 @@ class TestOnTheDouble(ProviderConformance):
 @pytest.mark.slow
 class TestThoroughlyOnTheDouble(TestOnTheDouble):
     operators = OURS
-    examples = 20
+    examples = 5

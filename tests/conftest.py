@@ -18,8 +18,15 @@ from hypothesis.internal.conjecture import providers as hypothesis_providers
 
 from miniort.plugins import PluginManager, create_plugin_manager
 
-# Hypothesis also draws constants that it finds in whatever modules are loaded, so that a seed would give other cases in each process.
-hypothesis_providers._get_local_constants = lambda: hypothesis_providers._local_constants  # type: ignore[attr-defined]
+DRAWN_FROM_A_SEED = ("tests/conformance/", "tests/core/graph/", "tests/providers/")
+
+
+@pytest.fixture(autouse=True)
+def the_same_draws_in_every_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hypothesis also draws constants that it finds in whatever modules are loaded: without them a seed gives the same cases everywhere."""
+    if request.node.nodeid.startswith(DRAWN_FROM_A_SEED):
+        nothing = hypothesis_providers._local_constants
+        monkeypatch.setattr(hypothesis_providers, "_get_local_constants", lambda: nothing)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,8 @@ def test_no_library_and_no_plugin_is_imported(arguments: list[str]) -> None:
     assert not {module.partition(".")[0] for module in modules} & LIBRARIES
     own = {module for module in modules if module.startswith("miniort")}
     assert {module.partition(".")[0] for module in own} == {"miniort", "miniort_cli"}
-    assert {module for module in own if module.startswith("miniort.")} <= {"miniort.errors", "miniort.late_sympy", "miniort.lazy"}
+    light = {"miniort.default_layout", "miniort.errors", "miniort.late_sympy", "miniort.lazy"}
+    assert {module for module in own if module.startswith("miniort.")} <= light
 
 
 def test_a_slow_plugin_does_not_slow_the_help(install_plugin: Callable[[str, str], Path]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniort.generation.default_layout import DEFAULT_LAYOUT
+from miniort.default_layout import DEFAULT_LAYOUT
 from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from miniort.default_layout import DEFAULT_LAYOUT
 from miniort.errors import MiniortError
-from miniort.generation.default_layout import DEFAULT_LAYOUT
 from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors
 

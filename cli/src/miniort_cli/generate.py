@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniort.generation.default_layout import DEFAULT_LAYOUT
+from miniort.default_layout import DEFAULT_LAYOUT
 from miniort_cli.group import INTERRUPTED
 from miniort_cli.options import NAMED, Named, bind_option, check_folder, parse_named, providers_option
 from miniort_cli.sampling_options import processor_options, sampler_option, take_processors

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from miniort.default_layout import DEFAULT_LAYOUT
 from miniort.errors import CacheError, ChatTemplateError, GenerationError, ModelError, TokenizerError
 from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
 from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, layer_contents
-from miniort.generation.default_layout import DEFAULT_LAYOUT
 from miniort.generation.device_choice import DeviceLogits, ProcessorOnDevice, SamplerOnDevice, TokenChooser
 from miniort.generation.join import CACHE_APPEND, Join, join_cache
 from miniort.generation.last_logits import ask_for_logits, with_first_logit

@@ -25,7 +25,8 @@ DRAWN_FROM_A_SEED = ("tests/conformance/", "tests/core/graph/", "tests/providers
 def the_same_draws_in_every_process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hypothesis also draws constants that it finds in whatever modules are loaded: without them a seed gives the same cases everywhere."""
     if request.node.nodeid.startswith(DRAWN_FROM_A_SEED):
-        nothing = hypothesis_providers._local_constants
+        hypothesis_providers.CONSTANTS_CACHE.cache.clear()
+        nothing = type(hypothesis_providers._local_constants)()
         monkeypatch.setattr(hypothesis_providers, "_get_local_constants", lambda: nothing)
 
 

@@ -6,6 +6,7 @@ opened until `check` or `open` is called, so `ProviderInfo` costs nothing to lis
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -35,6 +36,10 @@ DeviceSampler: TypeAlias = "Callable[[DeviceArray, Sequence[np.random.Generator]
 
 None where no token of a row can be chosen: the host's sampler is then given the logits, and has the error for it.
 """
+
+
+_LIMITS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Variables by which users bound the threads of numeric libraries; they bound those of providers too."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,8 @@ class ProviderInfo:
     """A provider that a package offers.
 
     `check` says whether it can be used here: cheap, and it never raises. `open` makes one; it's called only after `check` said yes.
-    Providers with a higher `priority` come first where the user asks for no order (cuda 300, accelerate 200, cpu 100).
+    Providers with a higher `priority` come first where the user asks for no order (cuda 300, accelerate 200, cpu 100); one with a
+    negative priority takes part only where it's asked for by name (numba).
     """
 
     name: str
@@ -153,6 +159,13 @@ class ProviderInfo:
     check: Callable[[], Availability]
     open: Callable[[ProviderOptions], Provider]
     summary: str = ""
+
+
+def default_threads() -> int:
+    """The cores that this process may use, or fewer if a variable such as OPENBLAS_NUM_THREADS says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [int(text) for name in _LIMITS if (text := os.environ.get(name, "")).isdecimal() and int(text) > 0]
+    return min([cores, *limits])
 
 
 def canonical_provider_name(name: str) -> str:

@@ -86,6 +86,12 @@ def test_the_first_in_the_users_order(build: Build) -> None:
     assert node(build(ADD, add=providers, providers="second")) == ("second", [])
 
 
+def test_one_of_negative_priority_has_to_be_named(build: Build) -> None:
+    shy = HostProvider("shy", kernel("Add", mark=300.0), priority=-1)
+    assert [each.name for each in build(ADD, add=(shy,)).providers] == ["cpu"]
+    assert node(build(ADD, add=(shy,), providers=["shy", "cpu"])) == ("shy", [])
+
+
 @pytest.mark.parametrize(
     ("refusing", "reason"),
     [

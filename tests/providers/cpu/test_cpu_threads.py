@@ -14,6 +14,7 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 from miniort import InferenceSession, SessionOptions
 from miniort.errors import ProviderError
+from miniort.providers import default_threads
 from miniort_cpu.kernels.matrix import matrix_product, product_into
 from miniort_cpu.threads import (
     FIRST_RETREAT,
@@ -24,7 +25,6 @@ from miniort_cpu.threads import (
     Retreat,
     Threads,
     blas_threads,
-    default_threads,
 )
 
 

@@ -39,7 +39,7 @@ def open_providers(
     if wanted is None or wanted == AUTO:
         if options:
             raise ProviderError("provider_options need providers that are named; found none")
-        chosen = [(info, {}) for info in known.values() if check_provider(info).ok]
+        chosen = [(info, {}) for info in known.values() if info.priority >= 0 and check_provider(info).ok]
         if not chosen:
             reasons = "; ".join(f"{name}: {check_provider(info).reason}" for name, info in known.items())
             failures = "; ".join(f"plugin {name!r}: {reason}" for name, reason in failed_plugins(plugins).items())

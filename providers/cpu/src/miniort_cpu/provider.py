@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 
 from miniort.errors import ProviderError
 from miniort.pool import BufferPool
-from miniort.providers import HOST, MemoryStats, ProviderOptions
+from miniort.providers import HOST, MemoryStats, ProviderOptions, default_threads
 from miniort.types import Array
 from miniort_cpu.kernels import all_kernels
-from miniort_cpu.threads import Running, Threads, default_threads
+from miniort_cpu.threads import Running, Threads
 
 
 class CPUProvider:

@@ -50,16 +50,6 @@ processor that slept; to retreat for it cost a third of the speed of the steps t
 FIRST_RETREAT, LONGEST_RETREAT = 0.25, 4.0
 """Seconds for which BLAS is held to one thread after such stalls: twice as long after each that follows soon, up to the longest."""
 
-_LIMITS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables by which users bound the threads of numeric libraries; they bound ours too."""
-
-
-def default_threads() -> int:
-    """The cores that this process may use, or fewer if a variable such as OPENBLAS_NUM_THREADS says so."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    limits = [int(text) for name in _LIMITS if (text := os.environ.get(name, "")).isdecimal() and int(text) > 0]
-    return min([cores, *limits])
-
 
 class Threads:
     """A number of threads, the caller's own included, that share ranges of work. Helpers start when they're first needed.
@@ -237,7 +227,7 @@ class BLASThreads:
             if self._sessions == 0:
                 for library, number in zip(self._libraries, self._before, strict=True):
                     if number != self._now:
-                        library.set_num_threads(number)
+                        _set_threads(library, number)
             else:
                 self._set()
 
@@ -272,8 +262,22 @@ class BLASThreads:
         number = self._wanted if self.is_alone else 1
         if number != self._now:
             for library in self._libraries:
-                library.set_num_threads(number)
+                _set_threads(library, number)
             self._now = number
+
+
+def _set_threads(library: Any, number: int) -> None:
+    """Give a library that many threads, from whichever thread.
+
+    From threadpoolctl 3.8 on only the first thread that did so may set OpenBLAS's number, and calls of others do nothing, until it's told
+    that this thread is done with it. `BLASThreads` has a lock of its own for that.
+    """
+    release = getattr(library, "clear_controlling_thread", None)
+    if release is not None:
+        release(force=True)
+    library.set_num_threads(number)
+    if release is not None:
+        release(force=True)
 
 
 @cache

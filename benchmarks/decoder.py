@@ -1,7 +1,7 @@
 """Time per token of decoders: miniort beside onnxruntime, plain and with IO binding, on the same graphs and the same number of threads.
 
     uv run python benchmarks/decoder.py [--model gpt2-small] [--model llama-135m] [--model FILE] [--contexts 16,128,512,1000]
-        [--rounds 5] [--steps 12] [--threads N] [--full-run] [--genai FOLDER] [--json FILE]
+        [--rounds 5] [--steps 12] [--threads N] [--providers numba,cpu] [--full-run] [--genai FOLDER] [--json FILE]
 
 Models are files or folders of graphs, or `gpt2-small` and `llama-135m`, which are written with random weights into --folder.
 
@@ -77,6 +77,7 @@ class Spec:
     vocabulary: int
     threads: int
     genai: str | None
+    providers: list[str] | None
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -94,7 +95,7 @@ class Miniort:
         from miniort import SessionOptions
         from miniort.generation import open_decoder
 
-        self.decoder = open_decoder(spec.source, options=SessionOptions(intra_op_num_threads=spec.threads))
+        self.decoder = open_decoder(spec.source, options=SessionOptions(intra_op_num_threads=spec.threads), providers=spec.providers)
 
     def start(self, prompt: IntArray) -> Iterator[tuple[int, Any]]:
         from miniort.generation import Generator, generate
@@ -297,7 +298,7 @@ class Result:
     full_run_seconds: dict[str, float]
 
 
-def describe(model: str, folder: Path, threads: int, genai: str | None) -> tuple[Spec, int]:
+def describe(model: str, folder: Path, threads: int, genai: str | None, providers: list[str] | None) -> tuple[Spec, int]:
     """What peers have to know of a model, and the bytes of weights that one step reads."""
     from miniort.generation import open_decoder
     from miniort.generation.binding import GraphBinding
@@ -336,7 +337,17 @@ def describe(model: str, folder: Path, threads: int, genai: str | None) -> tuple
     }
     read = sum(each.nbytes for key, each in constants.items() if hasattr(each, "nbytes") and (key not in looked_up or key in products))
     spec = Spec(
-        model, source, prefill, decode, binding.kv_heads, binding.head_dim, binding.layers, binding.vocabulary_size or 1000, threads, genai
+        model,
+        source,
+        prefill,
+        decode,
+        binding.kv_heads,
+        binding.head_dim,
+        binding.layers,
+        binding.vocabulary_size or 1000,
+        threads,
+        genai,
+        providers,
     )
     decoder.close()
     return spec, read
@@ -464,14 +475,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
     parser.add_argument("--full-run", action="store_true")
     parser.add_argument("--genai")
+    parser.add_argument("--providers", help="miniort's providers, separated by commas; default: its own choice")
     parser.add_argument(
         "--folder", type=Path, default=Path(tempfile.gettempdir()) / "miniort-benchmark", help="where built models are kept"
     )
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     results = []
+    providers = arguments.providers.split(",") if arguments.providers else None
     for model in arguments.model or ["gpt2-small", "llama-135m"]:
-        spec, weight_bytes = describe(model, arguments.folder, arguments.threads, arguments.genai)
+        spec, weight_bytes = describe(model, arguments.folder, arguments.threads, arguments.genai, providers)
         contexts = [int(text) for text in arguments.contexts.split(",")]
         results.append(measure(spec, weight_bytes, contexts, arguments.rounds, arguments.steps, arguments.full_run))
         print(report(results[-1]), flush=True)

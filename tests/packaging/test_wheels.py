@@ -19,6 +19,7 @@ DISTRIBUTIONS = {
     "miniort_cpu",
     "miniort_cuda",
     "miniort_accelerate",
+    "miniort_numba",
     "miniort_samplers",
     "miniort_cache_layouts",
     "miniort_models",

@@ -1,0 +1,1 @@
+"""The provider `numba`: kernels in Python, compiled for the processor at hand."""

@@ -131,3 +131,12 @@ def test_packed_heads_come_out_packed() -> None:
     found = attention({"q": q, "k": k, "v": v}, 2, q_num_heads=HEADS, kv_num_heads=KV_HEADS)
     one, two, three = (x.reshape(2, -1, heads, DIM).transpose(0, 2, 1, 3) for x, heads in ((q, 4), (k, 2), (v, 2)))
     np.testing.assert_allclose(found, wanted(one, two, three, np.zeros(())).transpose(0, 2, 1, 3).reshape(2, 150, -1), atol=1e-5)
+
+
+def test_a_mask_of_one_key_hides_all_others() -> None:
+    q, k, v = random_heads(HEADS, QUERIES), random_heads(KV_HEADS, KEYS), random_heads(KV_HEADS, KEYS)
+    seen = np.zeros((QUERIES, KEYS), bool)
+    seen[:, 0] = True
+    for mask in (np.ones((QUERIES, 1), bool), np.ones((1, 1), bool)):
+        y = attention({"q": q, "k": k, "v": v, "mask": mask}, threads=2)
+        np.testing.assert_allclose(y, wanted(q, k, v, hide(seen)), atol=1e-5)

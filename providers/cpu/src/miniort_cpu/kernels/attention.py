@@ -196,8 +196,8 @@ class _Sight:
         mask = mask.reshape((1,) * (4 - mask.ndim) + mask.shape)
         mask = mask[row if mask.shape[0] > 1 else 0]
         mask = mask[heads] if mask.shape[0] > 1 else mask
-        mask = mask[:, start:end] if mask.shape[1] > 1 else mask
-        return np.broadcast_to(mask, (*mask.shape[:2], self.keys)) if mask.shape[2] == 1 else mask
+        part: Array = mask[:, start:end] if mask.shape[1] > 1 else mask
+        return part
 
 
 @dataclass(frozen=True)

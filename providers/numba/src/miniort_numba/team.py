@@ -46,20 +46,25 @@ class Crew:
 
 
 @njit(**PLAIN)
+def take_chunk(board: int, turn: int) -> None:
+    """Do the last chunk that nobody has taken, unless somebody else was faster. turn: the word TURN, by which there is one."""
+    if replace_word(board + TURN, turn, turn - 1):
+        # The job can't end before this chunk has, so what the board says of it stays.
+        chunk = load_word(board + CHUNK)
+        begin = ((turn & MOST_CHUNKS) - 1) * chunk
+        end = min(begin + chunk, load_word(board + SIZE))
+        call_part(load_word(board + FUNCTION), load_word(board + ARGUMENTS), begin, end)
+        add_to_word(board + DONE, 1)
+
+
+@njit(**PLAIN)
 def help_out(board: int, index: int) -> None:
     """Take chunks of whatever job is on the board, for ever. `index`: which helper this is, from 0."""
     idle = 0
     while True:
         turn = load_word(board + TURN)
-        left = turn & MOST_CHUNKS
-        if left > 0 and index < ((turn >> CHUNK_BITS) & MOST_HELPERS):
-            if replace_word(board + TURN, turn, turn - 1):
-                # The job can't end before this chunk has, so what the board says of it stays.
-                chunk = load_word(board + CHUNK)
-                begin = (left - 1) * chunk
-                end = min(begin + chunk, load_word(board + SIZE))
-                call_part(load_word(board + FUNCTION), load_word(board + ARGUMENTS), begin, end)
-                add_to_word(board + DONE, 1)
+        if turn & MOST_CHUNKS > 0 and index < ((turn >> CHUNK_BITS) & MOST_HELPERS):
+            take_chunk(board, turn)
             idle = 0
             continue
         relax()
@@ -99,13 +104,9 @@ def share(board: int, helpers: int, function: int, arguments: int, size: int, ch
         call_read_or_write(load_word(board + WRITE), load_word(board + WRITE_END), load_word(board + BYTE), sleeping)
     while True:
         turn = load_word(board + TURN)
-        left = turn & MOST_CHUNKS
-        if left == 0:
+        if turn & MOST_CHUNKS == 0:
             break
-        if replace_word(board + TURN, turn, turn - 1):
-            begin = (left - 1) * chunk
-            call_part(function, arguments, begin, min(begin + chunk, size))
-            add_to_word(board + DONE, 1)
+        take_chunk(board, turn)
     while load_word(board + DONE) < count:
         relax()
     store_word(board + BUSY, 0)

@@ -8,7 +8,7 @@ from numba import carray, cfunc, njit
 from miniort.types import Array
 from miniort_numba.atomics import bytes_at, floats_at, words_at
 from miniort_numba.compiled.exponential import exponential
-from miniort_numba.compiled.multiply_add import add_8_rows, add_row, dot_products
+from miniort_numba.compiled.multiply_add import add_rows, dot_products
 from miniort_numba.compiled.tiles import add_product, add_strips
 from miniort_numba.options import LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
@@ -131,13 +131,7 @@ def _attend(arguments: int, begin: int, end: int) -> None:
         sums[:rows] = 0
         if rows <= FEW_ROWS:
             for r in range(rows):
-                t = 0
-                while t + 8 <= last - first:
-                    add_8_rows(sums[r], scores[r], values, t, 0, width)
-                    t += 8
-                while t < last - first:
-                    add_row(sums[r], scores[r, t], values[t], 0, width)
-                    t += 1
+                add_rows(sums[r], scores[r], values, 0, last - first)
         else:
             add_product(sums, scores, values, rows, last - first, width)
         for i in range(group):

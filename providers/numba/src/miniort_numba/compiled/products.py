@@ -1,4 +1,4 @@
-"""Products of a few rows with a matrix of weights, which is read once from front to back: they're as fast as memory is."""
+"""Products with a matrix of weights. With a few rows it's read once, from front to back, so that they're as fast as memory is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numba import carray, cfunc, njit
 
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
-from miniort_numba.compiled.multiply_add import add_8_rows, add_row, dot_products
+from miniort_numba.compiled.multiply_add import add_rows, dot_products
 from miniort_numba.compiled.tiles import STRIP, add_strip, copy_strip
 from miniort_numba.options import PLAIN
 from miniort_numba.team import PART, address_of, keep, share
@@ -40,13 +40,7 @@ def _row_by_rows(arguments: int, begin: int, end: int) -> None:
     b = carray(floats_at(words[2]), (inner, columns))
     y = carray(floats_at(words[0]), ((inner + chunk - 1) // chunk, columns))[begin // chunk]
     y[:] = 0
-    k = begin
-    while k + 8 <= end:
-        add_8_rows(y, a, b, k, 0, columns)
-        k += 8
-    while k < end:
-        add_row(y, a[k], b[k], 0, columns)
-        k += 1
+    add_rows(y, a, b, begin, end)
 
 
 @cfunc(PART, cache=True, error_model="numpy")

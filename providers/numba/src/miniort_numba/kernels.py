@@ -23,11 +23,12 @@ KERNELS = KernelTable("numba")
 FEW_ROWS = 4
 """Rows of a product up to which one dot product for each, with a matrix stored column by column, is best."""
 
-_NO_BIAS = np.empty(0, np.float32)
+NO_VECTOR = np.empty(0, np.float32)
+"""What stands for an absent bias where compiled code takes an array."""
 _NO_MASK = np.empty((0, 0, 0, 0), np.uint8)
 
 
-def _crew(node: NodeContext) -> tuple[int, int]:
+def crew_of(node: NodeContext) -> tuple[int, int]:
     """The board and the helpers of the node's provider, as compiled functions take them."""
     crew = cast("NumbaProvider", node.provider).crew
     return crew.board, crew.helpers
@@ -80,7 +81,7 @@ def _product(node: NodeContext) -> Run:
     """multiply(a, b, y) writes a · b into y. a: [M, K], b: [K, N], y: [M, N]."""
     from miniort_numba.compiled import products
 
-    board, helpers = _crew(node)
+    board, helpers = crew_of(node)
     by_rows, by_dots, by_strips = products.BY_ROWS, products.BY_DOTS, products.BY_STRIPS
 
     def multiply(a: Array, b: Array, y: Array) -> None:
@@ -117,7 +118,7 @@ def _refuse_normalization(node: NodeView) -> str | None:
 def _normalization(node: NodeContext, part: int) -> Run:
     from miniort_numba.compiled.rows import normalize_rows
 
-    board, helpers = _crew(node)
+    board, helpers = crew_of(node)
     epsilon, allocate = node.attribute("epsilon", 1e-5), node.provider.allocate
 
     def run(x: Array, scale: Array, bias: Array | None = None) -> Array:
@@ -125,14 +126,14 @@ def _normalization(node: NodeContext, part: int) -> Run:
         y: Array = allocate(x.shape, FLOAT32)
         if x.size:
             rows = np.ascontiguousarray(x).reshape(-1, size)
-            added = _NO_BIAS if bias is None else _row_of(bias, size)
-            normalize_rows(board, helpers, part, rows, _row_of(scale, size), added, epsilon, y.reshape(-1, size))
+            added = NO_VECTOR if bias is None else row_of(bias, size)
+            normalize_rows(board, helpers, part, rows, row_of(scale, size), added, epsilon, y.reshape(-1, size))
         return y
 
     return run
 
 
-def _row_of(x: Array, size: int) -> Array:
+def row_of(x: Array, size: int) -> Array:
     """[size] or [1] -> [size]."""
     return np.ascontiguousarray(x if len(x) == size else np.broadcast_to(x, size))
 
@@ -176,7 +177,7 @@ def swish(node: NodeContext) -> Run:
 def _activation(node: NodeContext, part: int, alpha: float) -> Run:
     from miniort_numba.compiled.rows import activate
 
-    board, helpers = _crew(node)
+    board, helpers = crew_of(node)
     allocate, over = node.provider.allocate, 0 in node.dying_inputs
 
     def run(x: Array) -> Array:
@@ -188,7 +189,8 @@ def _activation(node: NodeContext, part: int, alpha: float) -> Run:
     return run
 
 
-def _refuse_attention(node: NodeView) -> str | None:
+def refuse_attention(node: NodeView) -> str | None:
+    """Why the provider doesn't take an `Attention`, None if it does."""
     for name, plain in (("softcap", 0.0), ("left_window_size", -1), ("right_window_size", -1), ("softmax_precision", 1)):
         if node.attribute(name, plain) != plain:
             return f"it has no {name}"
@@ -202,7 +204,7 @@ def _refuse_attention(node: NodeView) -> str | None:
     return None
 
 
-@KERNELS.register("Attention", versions=(23, None), types={"T1": [FLOAT32], "T2": [FLOAT32]}, refuse=_refuse_attention)
+@KERNELS.register("Attention", versions=(23, None), types={"T1": [FLOAT32], "T2": [FLOAT32]}, refuse=refuse_attention)
 def attention(node: NodeContext) -> Run:
     """softmax(scale · q · kᵀ + mask) · v (Vaswani et al. 2017, arXiv:1706.03762).
 
@@ -211,9 +213,19 @@ def attention(node: NodeContext) -> Run:
     q: [batch, heads, N, dim]; k, v: [batch, kv heads, T, dim], heads a multiple of kv heads; mask: broadcasts to [batch, heads, N, T],
     bool, its last axis may be shorter -> as q, with v's dim, a view of [batch, N, heads, dim].
     """
+    attend = attend_by_token(node)
+
+    def run(q: Array, k: Array, v: Array, mask: Array | None = None) -> Array:
+        return attend(q, k, v, mask).transpose(0, 2, 1, 3)  # type: ignore[no-any-return]
+
+    return run
+
+
+def attend_by_token(node: NodeContext) -> Run:
+    """As `attention`, but the result is [batch, N, heads, dim]."""
     from miniort_numba.compiled.attention import ATTEND, attend
 
-    board, helpers = _crew(node)
+    board, helpers = crew_of(node)
     allocate = node.provider.allocate
     causal, scale = bool(node.attribute("is_causal", 0)), node.attribute("scale", None)
 
@@ -224,7 +236,7 @@ def attention(node: NodeContext) -> Run:
         factor = sqrt(1 / size) if scale is None else scale
         seen = _NO_MASK if mask is None else _mask(mask, keys)
         attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, 0 if causal else -1, factor, y)
-        return y.transpose(0, 2, 1, 3)
+        return y
 
     return run
 

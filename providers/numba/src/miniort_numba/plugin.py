@@ -9,6 +9,7 @@ from miniort.plugins.hookspecs import hookimpl
 from miniort.providers import Availability, ProviderInfo, ProviderOptions
 
 if TYPE_CHECKING:
+    from miniort.graph.passes import GraphPass
     from miniort_numba.provider import NumbaProvider
 
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 def miniort_providers() -> list[ProviderInfo]:
     """The provider `numba`, only for who asks for it by name: to load it takes a second, and at the first time it's compiled."""
     return [ProviderInfo("numba", priority=-1, check=check, open=open_provider, summary="Python compiled for this processor")]
+
+
+@hookimpl
+def miniort_graph_passes() -> list[GraphPass]:
+    """Fusing what this provider gets; sessions without it stay as they are."""
+    from miniort_numba.fusion import FUSE_DECODER_BLOCKS
+
+    return [FUSE_DECODER_BLOCKS]
 
 
 def check() -> Availability:

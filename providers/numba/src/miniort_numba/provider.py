@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from miniort.errors import ProviderError
+from miniort.kernels import merge_tables
 from miniort.pool import BufferPool
 from miniort.providers import HOST, MemoryStats, ProviderOptions, default_threads
 from miniort.types import Array, DType
-from miniort_numba.kernels import KERNELS
+from miniort_numba import fused_kernels, kernels
 from miniort_numba.team import Crew, hire
+
+KERNELS = merge_tables("numba", kernels.KERNELS, fused_kernels.KERNELS)
 
 
 class NumbaProvider:

@@ -224,6 +224,7 @@ def attention(node: NodeContext) -> Run:
 def attend_by_token(node: NodeContext) -> Run:
     """As `attention`, but the result is [batch, N, heads, dim]."""
     from miniort_numba.compiled.attention import ATTEND, attend
+    from miniort_numba.compiled.one_query import ATTEND_PARTS, attend_one_query
 
     board, helpers = crew_of(node)
     allocate = node.provider.allocate
@@ -235,7 +236,10 @@ def attend_by_token(node: NodeContext) -> Run:
         y: Array = allocate((batch, queries, heads, width), FLOAT32)
         factor = sqrt(1 / size) if scale is None else scale
         seen = _NO_MASK if mask is None else _mask(mask, keys)
-        attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, 0 if causal else -1, factor, y)
+        if queries == 1 and not causal:
+            attend_one_query(board, helpers, ATTEND_PARTS, _last_together(q), _rows_together(k), _rows_together(v), seen, factor, y)
+        else:
+            attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, 0 if causal else -1, factor, y)
         return y
 
     return run

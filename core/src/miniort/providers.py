@@ -68,6 +68,12 @@ class ProviderOptions:
                 have = ", ".join(sorted(known)) or "none"
                 raise ProviderError(f"provider {provider!r} has no option {key!r}; its options: {have}")
 
+    def thread_count(self) -> int:
+        """How many threads a provider should use: those asked for, else `default_threads()`. ProviderError for a negative number."""
+        if self.threads is not None and self.threads < 0:
+            raise ProviderError(f"the number of threads (intra_op_num_threads) must not be negative, found {self.threads}")
+        return self.threads or default_threads()
+
 
 @dataclass(frozen=True)
 class MemoryStats:

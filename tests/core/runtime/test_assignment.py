@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import pytest
 
 from miniort import InferenceSession, kernels
 from miniort.errors import KernelError, ModelError, PluginError, ProviderError
+from miniort.host_provider import HostProvider
 from miniort.kernels import ANY_PROVIDER, Kernel, KernelTable, NodeView
 from miniort.plugins import PluginManager, create_plugin_manager, hookimpl
-from miniort.providers import HOST, Availability, MemoryStats, ProviderInfo, ProviderOptions
+from miniort.providers import Availability, ProviderInfo, ProviderOptions
 
 Build = Callable[..., InferenceSession]
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -28,7 +28,7 @@ def kernel(op: str, since: int = 1, until: int | None = None, **fields: Any) -> 
     return Kernel(provider, op, domain, since, until, lambda node: lambda x, *_: np.full_like(x, mark), **fields)
 
 
-class HostProvider:
+class Offer:
     """A provider on the host with a few kernels."""
 
     def __init__(self, name: str, *table: Kernel, priority: int = 500, ok: bool = True, reason: str = "made up") -> None:
@@ -44,11 +44,7 @@ class HostProvider:
 
     def _open(self, options: ProviderOptions) -> Any:
         self.options.append(options)
-        same = lambda array: array  # noqa: E731
-        return SimpleNamespace(
-            device=HOST, kernels=KernelTable(self.name, self.table), allocate=np.empty, upload=same, download=same,
-            synchronize=lambda: None, memory=lambda: MemoryStats(0, 0, 0), close=lambda: None,
-        )  # fmt: skip
+        return HostProvider(KernelTable(self.name, self.table))
 
 
 class Kernels:
@@ -77,7 +73,7 @@ def node(session: InferenceSession) -> tuple[str | None, list[tuple[str, str]]]:
 
 
 def test_the_first_in_the_users_order(build: Build) -> None:
-    providers = (HostProvider("first", kernel("Add", mark=100.0)), HostProvider("second", kernel("Add", mark=200.0), priority=400))
+    providers = (Offer("first", kernel("Add", mark=100.0)), Offer("second", kernel("Add", mark=200.0), priority=400))
     for order, mark in ((["first", "second"], 100), (["second", "first", "cpu"], 200), (["cpu", "first"], 2)):
         session = build(ADD, add=providers, providers=order)
         assert node(session) == (order[0], [])
@@ -87,7 +83,7 @@ def test_the_first_in_the_users_order(build: Build) -> None:
 
 
 def test_one_of_negative_priority_has_to_be_named(build: Build) -> None:
-    shy = HostProvider("shy", kernel("Add", mark=300.0), priority=-1)
+    shy = Offer("shy", kernel("Add", mark=300.0), priority=-1)
     assert [each.name for each in build(ADD, add=(shy,)).providers] == ["cpu"]
     assert node(build(ADD, add=(shy,), providers=["shy", "cpu"])) == ("shy", [])
 
@@ -107,7 +103,7 @@ def test_one_of_negative_priority_has_to_be_named(build: Build) -> None:
 def test_who_was_asked_before_says_why_it_refused(build: Build, refusing: Kernel, reason: str) -> None:
     import re
 
-    provider, refusals = node(build(ADD, add=(HostProvider("first", refusing),)))
+    provider, refusals = node(build(ADD, add=(Offer("first", refusing),)))
     assert provider == "cpu"
     ((name, given),) = refusals
     assert name == "first"
@@ -116,7 +112,7 @@ def test_who_was_asked_before_says_why_it_refused(build: Build, refusing: Kernel
 
 def test_a_kernel_that_takes_it_and_one_that_refuses_may_share_a_table(build: Build) -> None:
     small = kernel("Add", mark=1.0, refuse=lambda view: None if view.inputs[0].shape == (2,) else "only pairs")  # type: ignore[union-attr]
-    provider = HostProvider("first", small, kernel("Add", mark=9.0, refuse=lambda view: None))
+    provider = Offer("first", small, kernel("Add", mark=9.0, refuse=lambda view: None))
     assert build(ADD, add=(provider,)).run(None, {"x": X})[0][0] == 1
     text = "g (float[3] x) => (float[3] y) { y = Add(x, x) }"
     assert build(text, add=(provider,)).run(None, {"x": np.ones(3, np.float32)})[0][0] == 9
@@ -124,17 +120,17 @@ def test_a_kernel_that_takes_it_and_one_that_refuses_may_share_a_table(build: Bu
 
 def test_the_version_is_that_of_the_schema_and_not_of_the_opset(build: Build) -> None:
     """Opset 18 has the Add of opset 14."""
-    assert node(build(ADD, add=(HostProvider("first", kernel("Add", 14, 14)),)))[0] == "first"
+    assert node(build(ADD, add=(Offer("first", kernel("Add", 14, 14)),)))[0] == "first"
 
 
 def test_an_op_that_changed_after_the_newest_tested_opset_is_refused(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add is of version 14. A release tested up to 13 must not run it with an open-ended kernel; one that names 14 may."""
     monkeypatch.setattr(kernels, "NEWEST_TESTED", {"": 13})
     monkeypatch.setattr("miniort.runtime.assignment.NEWEST_TESTED", {"": 13})
-    provider, refusals = node(build(ADD, add=(HostProvider("first", kernel("Add", 7)),)))
+    provider, refusals = node(build(ADD, add=(Offer("first", kernel("Add", 7)),)))
     assert provider is None
     assert dict(refusals)["first"] == "the op changed in opset 14, and this release of miniort knows opsets up to 13; upgrade miniort"
-    assert node(build(ADD, add=(HostProvider("first", kernel("Add", 14, 14)),)))[0] == "first"
+    assert node(build(ADD, add=(Offer("first", kernel("Add", 14, 14)),)))[0] == "first"
 
 
 def test_kernels_of_a_plugin_for_a_provider_of_another(build: Build) -> None:
@@ -184,7 +180,7 @@ def test_a_plugin_may_choose_the_kernel(build: Build) -> None:
         asked.append((view.op, [each.provider for each in candidates]))
         return candidates[-1] if view.op == "Add" else None
 
-    providers = (HostProvider("first", kernel("Add")), Select(cheapest))
+    providers = (Offer("first", kernel("Add")), Select(cheapest))
     session = build("g (float[2] x) => (float[2] y) { a = Add(x, x)  y = Exp(a) }", add=providers)
     assert asked == [("Add", ["first", "cpu"]), ("Exp", ["cpu"])]
     first, second = session.explain().nodes
@@ -196,7 +192,7 @@ def test_a_plugin_may_choose_the_kernel(build: Build) -> None:
 
 def test_of_two_kernels_that_look_alike_the_chosen_one_is_taken(build: Build) -> None:
     alike = [kernel("Add", mark=mark, refuse=lambda view: None) for mark in (1.0, 2.0)]
-    session = build(ADD, add=(HostProvider("first", *alike), Select(lambda view, candidates: candidates[1])))
+    session = build(ADD, add=(Offer("first", *alike), Select(lambda view, candidates: candidates[1])))
     assert session.run(None, {"x": X})[0][0] == 2
 
 
@@ -269,7 +265,7 @@ def test_a_run_that_failed_leaves_nothing_behind(build: Build) -> None:
 
 
 def test_unknown_and_unavailable_providers(build: Build) -> None:
-    broken = HostProvider("first", ok=False, reason="no driver: install one")
+    broken = Offer("first", ok=False, reason="no driver: install one")
     with pytest.raises(ProviderError, match="provider 'first' can't be used here: no driver: install one"):
         build(ADD, add=(broken,), providers=["first", "cpu"])
     session = build(ADD, add=(broken,))
@@ -284,7 +280,7 @@ def test_a_check_that_raises_makes_a_provider_unavailable(build: Build) -> None:
     def check() -> Availability:
         raise OSError("libnothing.so")
 
-    broken = HostProvider("first")
+    broken = Offer("first")
     broken._check = check  # type: ignore[method-assign]
     assert build(ADD, add=(broken,)).get_providers() == ["cpu"]
     with pytest.raises(ProviderError, match=r"can't be used here: its check failed: OSError: libnothing\.so"):
@@ -295,7 +291,7 @@ def test_a_provider_that_fails_to_open_is_named(build: Build) -> None:
     def fail(options: ProviderOptions) -> Any:
         raise OSError("out of memory")
 
-    broken = HostProvider("first")
+    broken = Offer("first")
     broken._open = fail  # type: ignore[method-assign]
     with pytest.raises(ProviderError, match="'first' can't be opened: OSError: out of memory"):
         build(ADD, add=(broken,), providers=["first"])
@@ -310,7 +306,7 @@ def test_no_provider_at_all() -> None:
     with pytest.raises(ProviderError, match=r"no provider can be used here.*'typo'"):
         InferenceSession(proto, plugins=create_plugin_manager([], allow=["typo"]))
     plugins = PluginManager()
-    plugins.register(HostProvider("first", ok=False, reason="no driver"))
+    plugins.register(Offer("first", ok=False, reason="no driver"))
     with pytest.raises(ProviderError, match="first: no driver"):
         InferenceSession(proto, plugins=plugins)
 
@@ -343,7 +339,7 @@ def test_provider_options_that_make_no_sense(build: Build, providers: Any, optio
 
 
 def test_provider_options_arrive_as_text_and_the_later_wins(build: Build) -> None:
-    provider = HostProvider("first", kernel("Add"))
+    provider = Offer("first", kernel("Add"))
     build(ADD, add=(provider,), providers=[("first", {"a": 1, "b": "x"}), "cpu"], provider_options=[{"a": 2}, {}])
     assert dict(provider.options[0].options) == {"a": "2", "b": "x"}
     assert provider.options[0].threads is None
@@ -355,18 +351,18 @@ def test_a_kernel_that_fails_to_compile_is_named(build: Build) -> None:
 
     broken = Kernel("first", "Add", "", 1, None, fail)
     with pytest.raises(KernelError, match=r"'Add_0' \(Add\): its kernel on first can't be compiled: TypeError: bad attribute"):
-        build(ADD, add=(HostProvider("first", broken),))
+        build(ADD, add=(Offer("first", broken),))
 
 
 def test_a_provider_whose_own_table_is_in_conflict(build: Build) -> None:
     with pytest.raises(KernelError, match=r"'first' has two kernels for Add: versions 1\+ and 7-9 overlap"):
-        build(ADD, add=(HostProvider("first", kernel("Add"), kernel("Add", 7, 9)),))
+        build(ADD, add=(Offer("first", kernel("Add"), kernel("Add", 7, 9)),))
 
 
 def test_model_errors_come_before_any_provider_is_opened(build: Build) -> None:
     from onnx import parser
 
-    provider = HostProvider("first", kernel("Add"))
+    provider = Offer("first", kernel("Add"))
     proto = parser.parse_model(f'<ir_version: 10, opset_import: ["": 9999]> {ADD}')
     plugins = create_plugin_manager([])
     plugins.register(provider)

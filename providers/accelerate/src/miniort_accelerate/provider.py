@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from miniort.errors import ProviderError
+from miniort.host_provider import HostProvider
 from miniort.kernels import KernelTable
-from miniort.pool import BufferPool
-from miniort.providers import HOST, MemoryStats, ProviderOptions
-from miniort.types import Array, DType
+from miniort.providers import ProviderOptions
 from miniort_accelerate.kernels import KERNELS
 from miniort_accelerate.library import Accelerate, load_accelerate
 
 OPTIONS = ("index_width",)
 
 
-class AccelerateProvider:
+class AccelerateProvider(HostProvider):
     """Kernels over NumPy arrays; nothing is copied between it and the CPU provider."""
 
     def __init__(self, library: Accelerate) -> None:
-        self.library = library
-        self.device = HOST
         lacking = {op for op, function in (("Erf", library.verff), ("Pow", library.vpowf)) if function is None}
-        self.kernels: KernelTable = KernelTable("accelerate", (kernel for kernel in KERNELS if kernel.op not in lacking))
-        self._pool = BufferPool()
-
-    def allocate(self, shape: Sequence[int], dtype: DType) -> Array:
-        """A new C-contiguous array with undefined contents."""
-        return self._pool.allocate(shape, dtype)
-
-    def upload(self, array: Array) -> Array:
-        """The array itself."""
-        return array
-
-    def download(self, array: Array) -> Array:
-        """The array itself."""
-        return array
-
-    def synchronize(self) -> None:
-        """Nothing to wait for: every call returns when it's done."""
-
-    def memory(self) -> MemoryStats:
-        """Bytes of the pool."""
-        return self._pool.memory()
-
-    def close(self) -> None:
-        """Give the pool's free blocks back to the system."""
-        self._pool.clear()
+        super().__init__(KernelTable("accelerate", (kernel for kernel in KERNELS if kernel.op not in lacking)))
+        self.library = library
 
 
 def open_provider(options: ProviderOptions) -> AccelerateProvider:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from miniort.host_provider import HostProvider
 from miniort.kernels import KernelTable, NodeContext, Run, TypeKey
-from miniort.providers import HOST, MemoryStats, ProviderOptions
+from miniort.providers import ProviderOptions
 from miniort.types import Array, DType
 
 FLOAT: dict[TypeKey, list[DType]] = {"T": [np.dtype(np.float32)]}
@@ -35,33 +34,9 @@ def matmul(node: NodeContext) -> Run:
     return run
 
 
-class ExampleProvider:
+class ExampleProvider(HostProvider):
     """Its arrays are NumPy's, so values go from it to other host providers as they are. ProviderError if an option is given."""
-
-    device = HOST
-    kernels = kernels
 
     def __init__(self, options: ProviderOptions) -> None:
         options.reject_unknown("example")
-
-    def allocate(self, shape: Sequence[int], dtype: DType) -> Array:
-        """A new array with undefined contents."""
-        return np.empty(shape, dtype)
-
-    def upload(self, array: Array) -> Array:
-        """The array itself."""
-        return array
-
-    def download(self, array: Array) -> Array:
-        """The array itself."""
-        return array
-
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
-
-    def memory(self) -> MemoryStats:
-        """Nothing is counted: NumPy owns the memory."""
-        return MemoryStats(active=0, reserved=0, peak=0)
-
-    def close(self) -> None:
-        """Nothing to give back."""
+        super().__init__(kernels)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import importlib.util
 import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ from miniort.generation import Generator, generate, open_decoder
 from miniort.plugins import PluginManager
 from miniort.providers import Availability, ProviderInfo
 from miniort.testing import ProviderConformance
-from miniort.testing.operators import Disagreement, operator_versions
+from miniort.testing.operators import operators_of
 from miniort_accelerate.kernels import KERNELS
 from miniort_accelerate.library import ILP64, Accelerate, load_accelerate
 from miniort_accelerate.provider import AccelerateProvider
@@ -61,26 +59,13 @@ def plugins() -> PluginManager:
     return manager
 
 
-def _disagreements() -> Sequence[Disagreement]:
-    """Where the oracles contradict the specification; the sweep of the CPU provider keeps the list."""
-    spec = importlib.util.spec_from_file_location("accelerate_sweep", HERE.parents[2] / "conformance" / "test_versions_sweep.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.DISAGREEMENTS  # type: ignore[no-any-return]
-
-
-OURS = [
-    each for each in operator_versions() if each.domain == "" and any(kernel.covers(each.version) for kernel in KERNELS.find("", each.op))
-]
+OURS = operators_of(KERNELS)
 
 
 class TestKit(ProviderConformance):
     providers = ("accelerate", "cpu")
     operators = tuple(each for each in OURS if each.version == max(other.version for other in OURS if other.op == each.op))
     examples = 6
-    disagreements = _disagreements()
     plugins = plugins()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import miniort_cpu.plugin
 from miniort import create_plugin_manager, hookimpl
 from miniort.providers import Availability, ProviderInfo
 from miniort.testing import ProviderConformance
-from miniort.testing.operators import Disagreement, operator_versions
+from miniort.testing.operators import operators_of
 from miniort_cuda.kernels import KERNELS
 from miniort_cuda.provider import CUDAProvider
 
@@ -43,16 +42,7 @@ def _plugins() -> Any:
     return manager
 
 
-def _disagreements() -> Sequence[Disagreement]:
-    """Where the oracles contradict the specification; the sweep of the CPU provider keeps the list."""
-    return _load(HERE.parents[2] / "conformance" / "test_versions_sweep.py").DISAGREEMENTS  # type: ignore[no-any-return]
-
-
-OURS = [
-    each
-    for each in operator_versions()
-    if each.domain == "" and any(kernel.covers(each.version) for kernel in KERNELS.find("", each.op)) and each.opset <= 28
-]
+OURS = [each for each in operators_of(KERNELS) if each.opset <= 28]
 
 
 NEWEST = [each for each in OURS if each.version == max(other.version for other in OURS if other.op == each.op)]
@@ -62,7 +52,6 @@ class TestOnTheDouble(ProviderConformance):
     providers = ("cuda", "cpu")
     operators = NEWEST
     examples = 2
-    disagreements = _disagreements()
     plugins = _plugins()
 
 

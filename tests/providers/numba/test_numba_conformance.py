@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,7 @@ from miniort import SessionOptions, create_plugin_manager
 from miniort.generation import Generator, generate, open_decoder
 from miniort.plugins import PluginManager
 from miniort.testing import ProviderConformance
-from miniort.testing.operators import Disagreement, operator_versions
+from miniort.testing.operators import operators_of
 from miniort_numba.kernels import KERNELS
 
 LAYOUTS = ("static", "paged", "concat_bhtd")
@@ -38,27 +36,13 @@ def plugins() -> PluginManager:
     return manager
 
 
-def _disagreements() -> Sequence[Disagreement]:
-    """Where the oracles contradict the specification; the sweep of the CPU provider keeps the list."""
-    path = Path(__file__).parents[2] / "conformance" / "test_versions_sweep.py"
-    spec = importlib.util.spec_from_file_location("numba_sweep", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.DISAGREEMENTS  # type: ignore[no-any-return]
-
-
-OURS = [
-    each for each in operator_versions() if each.domain == "" and any(kernel.covers(each.version) for kernel in KERNELS.find("", each.op))
-]
+OURS = operators_of(KERNELS)
 
 
 class TestKit(ProviderConformance):
     providers = ("numba", "cpu")
     operators = tuple(each for each in OURS if each.version == max(other.version for other in OURS if other.op == each.op))
     examples = 6
-    disagreements = _disagreements()
     plugins = plugins()
 
 

@@ -11,11 +11,14 @@ from miniort.testing.operators.cases import (
     build_case,
     builds,
     operator_versions,
+    operators_of,
     operators_without_builder,
 )
-from miniort.testing.operators.conformance import Disagreement, NoOracleError, ProviderConformance, check_case
+from miniort.testing.operators.conformance import NoOracleError, ProviderConformance, check_case
+from miniort.testing.operators.disagreements import DISAGREEMENTS, Disagreement
 
 __all__ = [
+    "DISAGREEMENTS",
     "Disagreement",
     "Draws",
     "NoOracleError",
@@ -26,5 +29,6 @@ __all__ = [
     "builds",
     "check_case",
     "operator_versions",
+    "operators_of",
     "operators_without_builder",
 ]

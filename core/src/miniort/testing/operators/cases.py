@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import import_module
@@ -14,6 +14,7 @@ import onnx
 from hypothesis import strategies as st
 from onnx import helper
 
+from miniort.kernels import Kernel
 from miniort.types import STRING, Array, DType, dtype_to_onnx, dtypes_from_type_strings
 
 T = TypeVar("T")
@@ -340,6 +341,16 @@ def operator_versions() -> tuple[Operator, ...]:
             if still_meant and not schema.deprecated:
                 found.append(Operator(domain, op, schema.since_version, max(oldest, schema.since_version)))
     return tuple(found)
+
+
+def operators_of(kernels: Iterable[Kernel]) -> tuple[Operator, ...]:
+    """Those ops and versions of the default domain that some of the kernels take: what a provider's own tests run."""
+    table = list(kernels)
+    return tuple(
+        each
+        for each in operator_versions()
+        if each.domain == "" and any(kernel.domain == "" and kernel.op == each.op and kernel.covers(each.version) for kernel in table)
+    )
 
 
 def operators_without_builder() -> list[Operator]:

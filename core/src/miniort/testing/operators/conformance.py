@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis
@@ -20,6 +19,7 @@ from miniort.kernels import Kernel
 from miniort.plugins import PluginManager, create_plugin_manager
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.testing.operators.cases import NodeCase, Operator, build_case, is_float, operator_versions
+from miniort.testing.operators.disagreements import DISAGREEMENTS, Disagreement
 from miniort.types import Array, DType, dtype_from_name
 
 RELATIVE: dict[DType, float] = {
@@ -37,24 +37,11 @@ class NoOracleError(Exception):
     """Neither onnxruntime nor the reference evaluator can run a case."""
 
 
-@dataclass(frozen=True)
-class Disagreement:
-    """Where oracles differ: which one the specification contradicts, for which cases, and why.
-
-    `wrong` is `onnxruntime` or `reference`; `when` says whether a case is concerned.
-    """
-
-    op: str
-    wrong: str
-    why: str
-    when: Callable[[NodeCase, Operator], bool] = lambda case, operator: True
-
-
 def check_case(
     case: NodeCase,
     operator: Operator,
     providers: Sequence[str] = ("cpu",),
-    disagreements: Sequence[Disagreement] = (),
+    disagreements: Sequence[Disagreement] = DISAGREEMENTS,
     kernels: Sequence[Kernel] = (),
     plugins: PluginManager | None = None,
 ) -> str:
@@ -184,7 +171,8 @@ class ProviderConformance:
     """Tests for a provider: subclass it in a test module, name the providers, and pytest runs every op and version.
 
     providers: as a session takes them; ops that they lack come from those behind them. kernels: further ones, asked before theirs.
-    operators: what to run; all by default. examples: cases of each. disagreements: see `Disagreement`. plugins: a plugin manager, None for
+    operators: what to run; all by default. examples: cases of each. disagreements: where an oracle is
+    wrong. plugins: a plugin manager, None for
     one with every installed plugin.
     """
 
@@ -192,7 +180,7 @@ class ProviderConformance:
     kernels: Sequence[Kernel] = ()
     operators: Sequence[Operator] = ()
     examples: int = 3
-    disagreements: Sequence[Disagreement] = ()
+    disagreements: Sequence[Disagreement] = DISAGREEMENTS
     plugins: PluginManager | None = None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:

@@ -21,8 +21,9 @@ def infer_types(model: ir.Model) -> None:
     Nodes that keep another opset than the model's are hidden, as onnx would read them as ops of the model's opset; and the ops
     on maps, of which onnx-ir knows no type: ZipMap gives one, and onnx crashes on the others where their input's type isn't known.
     Numbers that are computed from shapes are followed only where every value has a name of its own: onnx keeps them by name, and would
-    take those of one branch of an `If` for those of the other.
+    take those of one branch of an `If` for those of the other. What the model itself says of its outputs' shapes stays as it is.
     """
+    declared = [(value, value.shape) for value in model.graph.outputs if value.shape is not None]
     hidden = [(node, node.domain) for node in all_nodes(model) if node.version is not None or node.op_identifier()[:2] in _MAP_OPS]
     imports = dict(model.opset_imports)
     try:
@@ -36,6 +37,8 @@ def infer_types(model: ir.Model) -> None:
             node.domain = domain
         model.opset_imports.clear()
         model.opset_imports.update(imports)
+        for value, shape in declared:
+            value.shape = shape
 
 
 def _has_unique_names(model: ir.Model) -> bool:

@@ -51,8 +51,8 @@ STANDARD_PASSES: tuple[GraphPass, ...] = (
     RAISE_ATTENTION,
     REMOVE_SHAPE_ARITHMETIC,  # an Attention's shape is known where that of its long form depended on the mask's
     CLEAN_UP_AGAIN,
+    NARROW,  # before products are merged: what's cut off one of them alone isn't computed
     MERGE_PRODUCTS,
-    NARROW,
     TIE_WEIGHTS,
     FOLD_INTO_NEXT_CONVOLUTIONS,
     MERGE_CHANNEL_SCALES,

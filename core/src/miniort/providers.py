@@ -151,6 +151,28 @@ class ChoosesTokens(Protocol):
         """What makes the logits processor of that name for the device, `create(**options)`; None for one that it lacks."""
 
 
+class Recording(Protocol):
+    """A run that a device has noted down, to be done again with other contents of what was uploaded for it."""
+
+    def replay(self, *arrays: Array) -> tuple[DeviceArray, ...]:
+        """Upload arrays of the shapes and types that it was recorded with and do all of its work: its results, in memory of their own."""
+
+
+@runtime_checkable
+class RecordsRuns(Protocol):
+    """What a provider offers besides where a run of always the same work can be noted down once and handed to the device as a whole."""
+
+    records_runs: bool
+    """Whether the user asked for it."""
+
+    def record(self, run: Callable[..., Sequence[DeviceArray]], *arrays: Array) -> tuple[Recording, tuple[DeviceArray, ...]]:
+        """Upload arrays to a place of their own and call `run` with them twice: once for a rehearsal, then to note down what it does.
+
+        Returns the recording, and what the rehearsal gave. All that the run computes on the host is done here and never again. Its own
+        exception if it does something that can't be noted down, such as to wait for the device.
+        """
+
+
 @dataclass(frozen=True)
 class ProviderInfo:
     """A provider that a package offers.

@@ -101,7 +101,10 @@ class Plan:
         try:
             with np.errstate(all="ignore"):  # 1/0 is a result in ONNX, inf or NaN; once here is cheaper than in every kernel
                 np.setbufsize(UFUNC_BUFFER)  # leaving errstate takes it back
-                (_run_observed if self.observers else _run_plain)(self, values)
+                if self.observers:
+                    _run_observed(self, values)
+                else:
+                    run_steps(self.steps, values)
             return [values[slot] for slot in self.outputs]
         finally:
             values[SCOPE] = None  # a list that holds itself would live until the garbage collector comes
@@ -111,10 +114,11 @@ def _is_download(info: NodeInfo) -> bool:
     return (info.domain, info.op) == ("miniort", "Download")
 
 
-def _run_plain(plan: Plan, values: list[Any]) -> None:
+def run_steps(steps: Sequence[Step], values: list[Any]) -> None:
+    """The plain loop: run steps one after the other over a list of values. RunError from a kernel's own exception, with its node."""
     step = None
     try:
-        for step in plan.steps:
+        for step in steps:
             run, inputs, outputs, dead, _ = step
             result = run(*[values[slot] for slot in inputs])
             if type(result) is tuple:

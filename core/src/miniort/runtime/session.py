@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from miniort.errors import InputError, KernelError, ModelError, PluginWarning
+from miniort.errors import InputError, KernelError, ModelError, PluginWarning, ProviderError
 from miniort.graph.inference import INFER_TYPES, INVENTED_SIZE
 from miniort.graph.passes import Change, GraphPass, Level, PassContext, run_passes
 from miniort.graph.pipeline import STANDARD_PASSES
@@ -24,13 +24,14 @@ from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager, first_result
-from miniort.providers import HOST, SurroundsRuns
+from miniort.providers import HOST, RecordsRuns, SurroundsRuns
 from miniort.runtime.assignment import Assigner, OpenProvider
 from miniort.runtime.explain import Explanation, explain
 from miniort.runtime.memory_plan import MemoryPlan, memory_plan
 from miniort.runtime.observers import Observer
 from miniort.runtime.open_providers import open_providers
 from miniort.runtime.plan import Compiler, missing_kernel
+from miniort.runtime.recording import RecordedRun, record_plan
 from miniort.types import STRING, Array, DType, Shape, dtype_from_onnx, format_shape, type_string
 
 _BUILDING_HOOKS = ("miniort_providers", "miniort_kernels", "miniort_graph_passes", "miniort_observers")
@@ -294,6 +295,18 @@ class InferenceSession:
         leaving.__dict__.update(self.__dict__)
         leaving.plan = plan
         return next(each for each in self.providers if each.provider.device == device), leaving
+
+    def record(self, input_feed: Mapping[str, Any], told: Array, tell: Callable[[Any], None]) -> tuple[RecordedRun, tuple[Any, ...]]:
+        """A run that a provider notes down, to be replayed; with the outputs of its rehearsal, which must be left on the device.
+
+        told: an array that's uploaded besides, whose copy `tell` is handed, for what isn't an array, such as a cache that is told where to
+        write. ProviderError, or what a kernel raises, if it can't be noted down.
+        """
+        provider = next((each.provider for each in self.providers if isinstance(each.provider, RecordsRuns)), None)
+        if provider is None:
+            raise ProviderError("no provider of this session records runs")
+        with self._around:
+            return record_plan(self.plan, provider, {name: input_feed.get(name) for name in self._input_checks}, told, tell)
 
     def close(self) -> None:
         """Give the providers' memory back. Neither the session nor those that `observe` made of it can run afterwards."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miniort.default_layout import DEFAULT_LAYOUT
-from miniort_cli.options import NAMED, Named, bind_option, parse_named, providers_option
+from miniort_cli.options import NAMED, Named, Providers, bind_option, parse_named, providers_option
 
 if TYPE_CHECKING:
     from miniort.generation import Decoder
@@ -92,7 +92,7 @@ def bench(
     rounds: int,
     threads: int | None,
     cache: Named,
-    providers: str | list[str],
+    providers: Providers,
     bind: dict[str, str],
     as_json: bool,
 ) -> None:

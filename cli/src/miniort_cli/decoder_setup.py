@@ -20,7 +20,7 @@ from miniort.generation import (
     open_decoder,
 )
 from miniort.plugins import collect_mapping, create_plugin_manager, find_named
-from miniort_cli.options import Named
+from miniort_cli.options import Named, Providers
 from miniort_models.chat_template import read_chat_template
 from miniort_models.tokenizer import open_tokenizer
 
@@ -39,7 +39,7 @@ class DecoderSetup:
     sampler: Named | None
     processors: Sequence[Named]
     cache: Named | None
-    providers: str | Sequence[str]
+    providers: Providers
     prefill_chunk: int | None
     seed: int | None = None
     stop_tokens: Sequence[int] = ()

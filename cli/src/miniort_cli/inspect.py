@@ -13,7 +13,7 @@ import click
 from miniort.errors import BindingError, MiniortError
 from miniort_cli.decoder_facts import DecoderFacts, describe_decoder
 from miniort_cli.graph_facts import GraphFacts, read_facts
-from miniort_cli.options import bind_option, providers_option
+from miniort_cli.options import Providers, bind_option, providers_option
 
 if TYPE_CHECKING:
     from miniort import InferenceSession
@@ -55,7 +55,7 @@ class Inspection:
 @providers_option
 @bind_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, and nothing else.")
-def inspect(model: str, providers: str | list[str], bind: dict[str, str], as_json: bool) -> None:
+def inspect(model: str, providers: Providers, bind: dict[str, str], as_json: bool) -> None:
     """Say what a model is: its inputs and outputs, weights, ops, and for a decoder what each input means.
 
     MODEL is a name, any ONNX file, or a folder with a decoder. Nothing of it is run but a decoder's graphs, for a few tokens.
@@ -69,7 +69,7 @@ def inspect(model: str, providers: str | list[str], bind: dict[str, str], as_jso
     print_inspection(found)
 
 
-def inspect_model(model: str, providers: str | list[str] = "auto", bindings: dict[str, str] | None = None) -> Inspection:
+def inspect_model(model: str, providers: Providers = "auto", bindings: dict[str, str] | None = None) -> Inspection:
     """Everything about a model. MiniortError if it isn't there, is damaged, or `bindings` don't fit."""
     from miniort.generation import find_source
     from miniort.model.weights import WeightStore
@@ -90,7 +90,7 @@ def inspect_model(model: str, providers: str | list[str] = "auto", bindings: dic
 
 
 def _open_decoder(
-    source: DecoderSource, providers: str | list[str], bindings: dict[str, str], weights: WeightStore, plugins: PluginManager
+    source: DecoderSource, providers: Providers, bindings: dict[str, str], weights: WeightStore, plugins: PluginManager
 ) -> tuple[DecoderFacts, dict[str, BuiltGraph]]:
     """Its binding, and its graphs at each level. BindingError if it's no decoder."""
     from miniort import SessionOptions
@@ -109,7 +109,7 @@ def _open_decoder(
     return facts, graphs
 
 
-def _build(path: Any, providers: str | list[str], weights: WeightStore, plugins: PluginManager) -> BuiltGraph:
+def _build(path: Any, providers: Providers, weights: WeightStore, plugins: PluginManager) -> BuiltGraph:
     """A graph that's no decoder's, at each level; or why it can't be built."""
     from miniort import InferenceSession, SessionOptions
 

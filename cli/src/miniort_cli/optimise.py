@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniort_cli.options import check_folder, parse_providers
+from miniort_cli.options import Providers, check_folder, parse_providers
 
 if TYPE_CHECKING:
     from miniort.graph.passes import Change
@@ -38,7 +38,7 @@ def optimise(
     model: Path,
     output: Path | None,
     level: str,
-    providers: str | list[str],
+    providers: Providers,
     external_data: bool | None,
     every: bool,
     as_json: bool,

@@ -6,19 +6,33 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
+Providers: TypeAlias = "str | list[str | tuple[str, dict[str, Any]]]"
+"""`auto`, or providers by name, those with options of their own as `(name, options)`."""
 
-def parse_providers(ctx: click.Context, param: click.Parameter, value: str) -> str | list[str]:
-    """`auto` stays; `"cuda,cpu"` -> `["cuda", "cpu"]`."""
+
+def parse_providers(ctx: click.Context, param: click.Parameter, value: str) -> Providers:
+    """`auto` stays; `"cuda:device_id=1,use_tf32=1,cpu"` -> `[("cuda", {"device_id": 1, "use_tf32": 1}), "cpu"]`."""
     if value == "auto":
         return value
-    names = [name.strip() for name in value.split(",")]
-    if not all(names):
-        raise click.BadParameter(f"{value!r} has a name that is empty; give auto, or names such as cuda,cpu", ctx, param)
-    return names
+    named: list[tuple[str, dict[str, Any]]] = []
+    for part in value.split(","):
+        name, colon, option = part.strip().partition(":")
+        if "=" in name and named and named[-1][1]:
+            name, colon, option = "", ":", part.strip()  # one more option of the provider before
+        elif not name:
+            raise click.BadParameter(f"{value!r} has a name that is empty; give auto, or names such as cuda,cpu", ctx, param)
+        else:
+            named.append((name, {}))
+        if colon:
+            key, _, text = option.partition("=")
+            if not (key and text):
+                raise click.BadParameter(f"{part.strip()!r} is not of the form NAME:KEY=VALUE, such as cuda:device_id=1", ctx, param)
+            named[-1][1][key] = _as_json(text)
+    return [(name, options) if options else name for name, options in named]
 
 
 def check_folder(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -47,7 +61,7 @@ providers_option = click.option(
     callback=parse_providers,
     default="auto",
     show_default=True,
-    help="Names with commas between, in the order in which they are asked.",
+    help="Names with commas between, in the order in which they are asked; options follow a name, as in cuda:device_id=1,cpu.",
 )
 """`--providers`, of every command that runs a model."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from miniort.errors import PluginError
-from miniort_cli.options import NAMED, Named, bind_option, check_folder, parse_all_named, providers_option
+from miniort_cli.options import NAMED, Named, Providers, bind_option, check_folder, parse_all_named, providers_option
 
 if TYPE_CHECKING:
     from miniort.generation import Decoder
@@ -50,7 +50,7 @@ def verify(
     quick: bool,
     tolerance: float | None,
     max_context: int | None,
-    providers: str | list[str],
+    providers: Providers,
     bind: dict[str, str],
     html: Path | None,
     as_json: bool,

@@ -1,9 +1,9 @@
 """What can only be seen on a machine with an NVIDIA card: run it there, `python tests/providers/cuda_device.py`, and keep its output.
 
-It runs the provider kit, generates with every packaged decoder on every device layout and compares with the CPU's tokens, counts copies,
-and measures decode and prefill times against onnxruntime's CUDA provider (where that is installed) and the card's own bandwidth. It
-takes less than six minutes, and ends with exit status 1 if anything is wrong. It needs miniort-cuda with CuPy, onnxruntime, pytest and
-hypothesis.
+It runs the provider kit, generates with every packaged decoder on every device layout and with recorded steps, compares with the CPU's
+tokens, counts copies, and measures decode and prefill times against onnxruntime's CUDA provider (where that is installed) and the card's
+own bandwidth. It takes less than six minutes, and ends with exit status 1 if anything is wrong. It needs miniort-cuda with CuPy,
+onnxruntime, pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ FIXTURES = Path(__file__).resolve().parents[1] / "data" / "fixtures"
 KIT_SECONDS = 120.0
 PROMPT_LENGTHS = (8, 128)
 DECODE_STEPS = 32
+RECORDING = [("cuda", {"enable_cuda_graph": 1}), "cpu"]
 
 Say = Callable[[str], None]
 
@@ -85,6 +86,23 @@ def check_decoders(plugins: PluginManager, folders: Sequence[Path], layouts: Seq
     return right
 
 
+def check_recorded_steps(plugins: PluginManager, folders: Sequence[Path], count: int, say: Say) -> bool:
+    """Whether decoders give the CPU's tokens where steps are replayed as CUDA graphs, and some are. Says which aren't recorded, and why."""
+    right, replayed = True, 0
+    for folder in folders:
+        prompt = np.random.default_rng(0).integers(0, 500, (1, 9))
+        wanted = greedy(open_decoder(folder, providers=["cpu"], plugins=plugins), "static", prompt, count)
+        decoder = open_decoder(folder, providers=RECORDING, plugins=plugins)
+        same = greedy(decoder, "static", prompt, count) == wanted
+        counts = decoder.replay_counts
+        assert counts is not None
+        right &= same
+        replayed += counts.replayed
+        how = f"{counts.replayed} of {count} steps replayed" if counts.recorded else f"not recorded: {counts.obstacle}"
+        say(f"{folder.name}, as a CUDA graph: tokens {'as on the CPU' if same else 'DIFFER'}, {how}")
+    return right and replayed > 0
+
+
 def measure(decoder: Decoder, layout: str, lengths: Sequence[int], steps: int) -> Iterator[tuple[int, float, float]]:
     """For each prompt length: milliseconds to the first token, and the median of a decode step."""
     for length in lengths:
@@ -100,11 +118,12 @@ def measure(decoder: Decoder, layout: str, lengths: Sequence[int], steps: int) -
 
 def measure_all(plugins: PluginManager, folder: str | Path, layouts: Sequence[str], lengths: Sequence[int], steps: int, say: Say) -> None:
     """Times on the device and on the CPU."""
-    for providers in (["cuda", "cpu"], ["cpu"]):
+    ways: dict[str, Any] = {"cuda": ["cuda", "cpu"], "cuda as a CUDA graph": RECORDING, "cpu": ["cpu"]}
+    for way, providers in ways.items():
         decoder = open_decoder(folder, providers=providers, plugins=plugins)
-        for layout in layouts:
+        for layout in layouts if providers is not RECORDING else ("static",):
             for length, first, each in measure(decoder, layout, lengths, steps):
-                say(f"{decoder.source.name}, {providers[0]}, {layout}: prompt of {length}: {first:.2f} ms, then {each:.3f} ms a token")
+                say(f"{decoder.source.name}, {way}, {layout}: prompt of {length}: {first:.2f} ms, then {each:.3f} ms a token")
         weights = decoder.weights.nbytes
         memory = next(iter(decoder.sessions.values())).providers[0].provider.memory()
         say(f"  weights {weights:,} bytes; active {memory.active:,}, reserved {memory.reserved:,}, peak {memory.peak:,}")
@@ -164,7 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(availability.reason)
     start = time.monotonic()
     right = run_kit(plugins, ("cuda", "cpu"), frozenset(kernel.op for kernel in KERNELS if kernel.domain == ""), chosen.kit_seconds, print)
-    right &= check_decoders(plugins, sorted(path for path in FIXTURES.iterdir() if path.is_dir()), LAYOUTS, 16, print)
+    folders = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
+    right &= check_decoders(plugins, folders, LAYOUTS, 16, print)
+    right &= check_recorded_steps(plugins, folders, 16, print)
     measure_all(plugins, "demo", LAYOUTS, PROMPT_LENGTHS, DECODE_STEPS, print)
     measure_onnxruntime(FIXTURES / "llama_optimum", PROMPT_LENGTHS[0], 10, print)
     measure_bandwidth(print)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from miniort.generation import TokenScore
+from miniort.generation import Decoder, TokenScore
 from miniort.providers import HOST
 from miniort.runtime.assignment import OpenProvider
 from miniort.runtime.session import InferenceSession
@@ -66,7 +66,7 @@ def print_statistics(run: Run) -> None:
     if run.setup.load_cache is not None:
         rows.insert(1, ("prompt tokens not computed again", str(run.reused)))
     rows += [(f"cache in {name}", f"{_way(join.appends)}: {join.reason}") for name, join in run.decoder.joins.items()]
-    rows += device_rows(run.decoder.sessions)
+    rows += [*device_rows(run.decoder.sessions), *replay_rows(run.decoder)]
     print_table(("figure", "value"), rows, title="statistics", err=True)
 
 
@@ -84,6 +84,16 @@ def device_rows(sessions: Mapping[str, InferenceSession]) -> list[tuple[str, str
                 (f"memory of {device}, {name}", f"{memory.active:,} bytes active, {memory.reserved:,} reserved, {memory.peak:,} at most")
             )
     return rows
+
+
+def replay_rows(decoder: Decoder) -> list[tuple[str, str]]:
+    """How many steps a device replayed, or why none was recorded; nothing where no provider was asked to."""
+    counts = decoder.replay_counts
+    if counts is None:
+        return []
+    if not counts.recorded:
+        return [("steps replayed", "none" if counts.obstacle is None else f"none, not recorded: {counts.obstacle}")]
+    return [("steps replayed", f"{counts.replayed}, of {counts.recorded} that {'was' if counts.recorded == 1 else 'were'} recorded")]
 
 
 def devices_of(session: InferenceSession) -> dict[str, OpenProvider]:
@@ -144,6 +154,7 @@ def to_json(run: Run, top_k: int | None, logprobs: int | None) -> dict[str, Any]
                 name: dict(zip(("to_devices", "to_host"), count_copies(each), strict=True)) for name, each in run.decoder.sessions.items()
             },
             "device_memory": device_memory(run.decoder.sessions),
+            "replayed_steps": None if run.decoder.replay_counts is None else asdict(run.decoder.replay_counts),
             **asdict(run.statistics()),
         },
     }

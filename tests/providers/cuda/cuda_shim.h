@@ -94,4 +94,5 @@ static inline float __shfl_xor_sync(unsigned, float value, int mask) {
 }
 
 using std::fmaxf;
+using std::fminf;
 using std::min;

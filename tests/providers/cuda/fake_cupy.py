@@ -8,11 +8,15 @@ It is stricter than CuPy in one way: what would wait for the device unasked (`bo
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import threading
 import weakref
 from collections import Counter
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +32,10 @@ FUNCTIONS = frozenset(
 )
 """What kernels may call: functions that NumPy and CuPy both have (each was looked up in CuPy 14)."""
 
+IN_PLACE = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__"})
+
+MOST_COPIED_BY_SLICES = 8
+
 METHODS = frozenset(
     {"astype", "copy", "max", "mean", "min", "prod", "repeat", "reshape", "squeeze", "sum", "swapaxes", "transpose", "view"}
 )
@@ -40,6 +48,19 @@ OPERATORS = (
 
 def refuse(*_: Any, **__: Any) -> Any:
     raise TypeError("implicit conversion of a device array to a host value is not allowed")
+
+
+def _load_capture() -> ModuleType:
+    """The module beside this file, which can't be imported by name."""
+    spec = importlib.util.spec_from_file_location("miniort_test_fake_capture", Path(__file__).with_name("fake_capture.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+capture = _load_capture()
 
 
 class FakeArray:
@@ -75,6 +96,10 @@ class FakeArray:
     def __setitem__(self, index: Any, value: Any) -> None:
         self._cupy.write(self, index, value)
 
+    def set(self, host: np.ndarray) -> None:
+        """Upload into this array's memory."""
+        self._cupy.upload_into(self, host)
+
     __hash__ = object.__hash__
 
 
@@ -102,6 +127,9 @@ class Pool:
     def free_all_blocks(self) -> None:
         self.total = self.used
 
+    def malloc(self, nbytes: int) -> Memory:
+        return Memory(self, nbytes)
+
     def take(self, nbytes: int) -> None:
         self.used += nbytes
         self.total = max(self.total, self.used)
@@ -116,7 +144,8 @@ class Memory:
     def __init__(self, pool: Pool, nbytes: int) -> None:
         rounded = -(-nbytes // POOL_BLOCK) * POOL_BLOCK
         pool.take(rounded)
-        weakref.finalize(self, pool.give_back, rounded)
+        reference = weakref.ref(pool)  # its memory doesn't keep a pool
+        weakref.finalize(self, lambda: (pool := reference()) is None or pool.give_back(rounded))
 
 
 class FakeCupy:
@@ -145,11 +174,27 @@ class FakeCupy:
                 cupy._thread.device = self._before
 
             def synchronize(self) -> None:
+                cupy.refuse_while_capturing("a device was waited for")
                 cupy.synchronized.append(self.id)
+
+        @contextmanager
+        def using_allocator(malloc: Any) -> Iterator[None]:
+            before = getattr(cupy._thread, "malloc", None)
+            cupy._thread.malloc = malloc
+            try:
+                yield
+            finally:
+                cupy._thread.malloc = before
 
         as_strided = np.lib.stride_tricks.as_strided
         self.lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=lambda *arguments: self.launch(as_strided, *arguments)))
-        self.cuda = SimpleNamespace(Device=Device, runtime=SimpleNamespace(getDeviceCount=lambda: devices))
+        self.cuda = SimpleNamespace(
+            Device=Device,
+            MemoryPool=Pool,
+            Stream=lambda non_blocking=False: capture.Stream(self, non_blocking),
+            using_allocator=using_allocator,
+            runtime=SimpleNamespace(getDeviceCount=lambda: devices),
+        )
         self.compute_types: list[str] = []  # as they were set for float32
         linalg = SimpleNamespace(COMPUTE_TYPE_TBD="own", COMPUTE_TYPE_TF32="tf32")
         linalg.set_compute_type = lambda dtype, kind: self.compute_types.append(kind)
@@ -164,15 +209,19 @@ class FakeCupy:
             return self._open(argument) if isinstance(argument, FakeArray) else argument
 
         def raw_module(code: str, options: tuple[str, ...]) -> Any:
+            self.refuse_while_capturing("a kernel was compiled")
             compiled = module(code, open_argument)
 
             def get_function(name: str) -> Any:
                 run = compiled.get_function(name)
 
-                def launch(*arguments: Any) -> None:
-                    self.counts["launch"] += 1
-                    self.launches[name] += 1
-                    run(*arguments)
+                def launch(grid: Any, block: Any, arguments: tuple[Any, ...]) -> None:
+                    self._counted(name)
+                    if self._capture is None:
+                        run(grid, block, arguments)
+                        return
+                    opened = tuple(open_argument(each) for each in arguments)
+                    self._capture.note(lambda: run(grid, block, opened), self._memories(arguments))
 
                 return launch
 
@@ -184,6 +233,23 @@ class FakeCupy:
     def current_device(self) -> int:
         return getattr(self._thread, "device", 0)
 
+    @property
+    def stream(self) -> Any:
+        """The thread's current stream, None for the default one."""
+        return getattr(self._thread, "stream", None)
+
+    @stream.setter
+    def stream(self, stream: Any) -> None:
+        self._thread.stream = stream
+
+    @property
+    def _capture(self) -> Any:
+        return None if self.stream is None else self.stream.capture
+
+    def refuse_while_capturing(self, what: str) -> None:
+        if self._capture is not None:
+            raise RuntimeError(f"the current stream is capturing, and {what}")
+
     def get_default_memory_pool(self) -> Pool:
         return self._pools[self.current_device]
 
@@ -191,15 +257,25 @@ class FakeCupy:
         """Upload. CuPy has no arrays of Python objects."""
         if not isinstance(host, np.ndarray) or host.dtype.kind not in "biuf":
             raise ValueError(f"unsupported: {host!r}")
+        self.refuse_while_capturing("H2D transfers are disallowed")
         self.counts["upload"] += 1
         return self._new(np.array(host))
 
     def asnumpy(self, array: FakeArray) -> np.ndarray:
         """Download."""
+        self.refuse_while_capturing("D2H transfers are disallowed")
         host = np.array(self._open(array))
         self.counts["download"] += 1
         self.counts["downloaded bytes"] += host.nbytes
         return host
+
+    def upload_into(self, array: FakeArray, host: np.ndarray) -> None:
+        self.refuse_while_capturing("H2D transfers are disallowed")
+        data = self._open(array)
+        assert (data.shape, data.dtype) == (host.shape, host.dtype)
+        assert data.flags.c_contiguous
+        self.counts["upload"] += 1
+        data[...] = host
 
     def argsort(self, array: FakeArray, axis: int = -1) -> FakeArray:
         """CuPy has one kind, which is stable."""
@@ -207,7 +283,7 @@ class FakeCupy:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> FakeArray:
         data = np.empty(shape, dtype)
-        data.view(np.uint8).fill(0xA5) if data.size and data.ndim else None  # undefined contents must not look like zeros
+        data.view(np.uint8).fill(0xFF) if data.size and data.ndim else None  # undefined contents: NaN, and -1
         return self._new(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -219,25 +295,65 @@ class FakeCupy:
         """Compute on the current device. A result that shares an argument's memory is a view, and no launch."""
         sources = [a for argument in arguments for a in (argument if isinstance(argument, tuple | list) else [argument])]
         arrays = [source for source in sources if isinstance(source, FakeArray)]
+        if self._capture is not None:
+            self._refuse_what_cannot_be_captured(function, arguments)
+            if function.__name__ in IN_PLACE:
+                return self._note_in_place(function, arguments)
+        opened = [self._open(argument) for argument in arguments]
         with np.errstate(all="ignore"):  # a GPU doesn't warn
-            result = np.asarray(function(*(self._open(argument) for argument in arguments), **options))
+            result = np.asarray(function(*opened, **options))
         for array in arrays:
             if array._data is result:
                 return array
             if np.shares_memory(array._data, result):
                 return FakeArray(self, result, array._memory, array.device_id)
-        self.counts["launch"] += 1
-        self.launches[function.__name__] += 1
-        return self._new(result)
+        self._counted(function.__name__)
+        if self._capture is None:
+            return self._new(result)
+        empty = capture.undefined(result)
+        made = self._new(empty)
+        self._capture.note(lambda: np.copyto(empty, function(*opened, **options)), self._memories(arrays))
+        return made
 
     def write(self, array: FakeArray, index: Any, value: Any) -> None:
         """Assignment to a part of an array, which launches one kernel."""
-        self._open(array)[self._open(index)] = self._open(value)
-        self.counts["launch"] += 1
-        self.launches["__setitem__"] += 1
+        data, place, new = self._open(array), self._open(index), self._open(value)
+        self._counted("__setitem__")
+        if self._capture is None:
+            data[place] = new
+            return
+        memories = self._memories([array, value, *(index if isinstance(index, tuple) else [index])])
+        self._capture.note(lambda: data.__setitem__(place, new), memories)
+
+    def _note_in_place(self, function: Any, arguments: Any) -> FakeArray:
+        assert self._capture is not None
+        opened = [self._open(argument) for argument in arguments]
+        self._counted(function.__name__)
+        self._capture.note(lambda: function(*opened), self._memories(arguments))
+        target: FakeArray = arguments[0]
+        return target
+
+    def _refuse_what_cannot_be_captured(self, function: Any, arguments: Any) -> None:
+        if function is np.matmul:
+            raise NotImplementedError("calling cuBLAS API during stream capture is currently unsupported")
+        if function is np.concatenate and len(arguments[0]) > MOST_COPIED_BY_SLICES:
+            self.refuse_while_capturing("H2D transfers are disallowed")  # CuPy uploads the addresses of many small arrays
+
+    def _counted(self, name: str) -> None:
+        self.counts["launch"] += self._capture is None
+        self.launches[name] += 1
+
+    def _memories(self, values: Any) -> list[Memory]:
+        return [value._memory for value in values if isinstance(value, FakeArray)]
 
     def _new(self, data: np.ndarray) -> FakeArray:
-        return FakeArray(self, data, Memory(self.get_default_memory_pool(), data.nbytes), self.current_device)
+        malloc = getattr(self._thread, "malloc", None)
+        if malloc is None:
+            self.refuse_while_capturing("memory of the common pool was taken, which others will take as well")
+        memory = (malloc or self.get_default_memory_pool().malloc)(data.nbytes)
+        if self._capture is not None:
+            self._capture.took(memory, malloc.__self__)
+        return FakeArray(self, data, memory, self.current_device)
 
     def _open(self, value: Any) -> Any:
         if isinstance(value, tuple | list):

@@ -124,6 +124,55 @@ def test_attention_of_one_query(fused: tuple[Any, FusedKernels], length: int, di
     np.testing.assert_allclose(provider.download(found), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (0, 5), (3, 300), (250, 270), (511, 512)])
+def test_attention_looks_only_between_visible_keys(fused: tuple[Any, FusedKernels], first: int, last: int) -> None:
+    """What is hidden may be anything: in a cache that has room for more, nothing was written there."""
+    provider, kernels = fused
+    q, k, v = f(1, 2, 1, 8), f(1, 2, 512, 8, seed=1), f(1, 2, 512, 8, seed=2)
+    mask = np.zeros((1, 1, 1, 512), np.bool_)
+    mask[..., first:last] = True
+    mask[..., first + 1 : last - 1 : 3] = False
+    for each in (k, v):
+        each[:, :, ~mask[0, 0, 0]] = np.nan
+    found = kernels.attention(*(provider.upload(each) for each in (q, k, v, mask)), 0.0)
+    assert found is not None
+    wanted = attention(q, np.nan_to_num(k), np.nan_to_num(v), mask, 1 / sqrt(8))
+    np.testing.assert_allclose(provider.download(found), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(1, 1, 1), (3, 7, 33), (4, 130, 5), (1, 300, 64), (2, 64, 9000)])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_few_rows_times_a_matrix(
+    fused: tuple[Any, FusedKernels], rows: int, inner: int, columns: int, transposed: bool, dtype: Any
+) -> None:
+    provider, kernels = fused
+    a, b = f(rows, 1, inner).astype(dtype), f(inner, columns, seed=1).astype(dtype)
+    matrix = provider.upload(np.ascontiguousarray(b.T)).transpose() if transposed else provider.upload(b)
+    found = kernels.few_rows_product(provider.upload(a), matrix)
+    assert found is not None
+    assert found.dtype == dtype
+    tolerance = 1e-4 if dtype == np.float32 else 2e-3
+    np.testing.assert_allclose(provider.download(found), a.astype(np.float64) @ b, rtol=tolerance, atol=tolerance)
+
+
+def test_float16_is_read_as_what_it_is(fused: tuple[Any, FusedKernels]) -> None:
+    """All numbers there are, small ones and infinities as well: as a column times one row of 1."""
+    provider, kernels = fused
+    numbers = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    found = kernels.few_rows_product(provider.upload(np.ones((1, 1), np.float16)), provider.upload(numbers[None]))
+    np.testing.assert_array_equal(provider.download(found)[0], numbers)
+
+
+def test_attention_in_float16(fused: tuple[Any, FusedKernels]) -> None:
+    provider, kernels = fused
+    q, k, v = (f(*shape, seed=seed).astype(np.float16) for seed, shape in enumerate([(1, 4, 1, 16), (1, 2, 40, 16), (1, 2, 40, 16)]))
+    mask = np.where(np.arange(40) < 30, 0, -np.inf).astype(np.float16).reshape((1, 1, 1, 40))
+    found = kernels.attention(*(provider.upload(each) for each in (q, k, v, mask)), 0.0)
+    assert found.dtype == np.float16
+    np.testing.assert_allclose(provider.download(found), attention(q, k, v, mask.astype(np.float32), 0.25), rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize(("columns", "features", "block"), [(16, 1, 16), (40, 7, 16), (300, 33, 32), (64, 5, 64)])
 @pytest.mark.parametrize("points", [False, True])
@@ -196,6 +245,11 @@ def test_what_a_kernel_does_not_take_is_left_to_the_formula(fused: tuple[Any, Fu
     assert kernels.softmax(provider.upload(f(4, 2)).transpose(), -1) is None
     assert kernels.normalized(x, provider.upload(f(2, 4)), None, 1e-5, True) is None
     assert kernels.attention(q, q, q, None, 0.0) is None
+    assert kernels.few_rows_product(half, x) is None, "of one type"
+    assert kernels.attention(provider.upload(f(1, 2, 1, 8).astype(np.float16)), q, q, None, 0.0) is None
+    assert kernels.few_rows_product(provider.upload(f(5, 4)), provider.upload(f(4, 4))) is None
+    assert kernels.few_rows_product(x, provider.upload(f(8, 8))[::2, ::2]) is None
+    assert kernels.few_rows_product(x, provider.upload(f(1, 4, 4))) is None
     assert kernels.block_quantized_product(provider.upload(f(9, 4)), x, x, None, 4, 4) is None
 
 

@@ -216,6 +216,7 @@ def test_open_without_cupy_is_a_provider_error(monkeypatch: pytest.MonkeyPatch) 
     [
         ({"device_id": "first"}, "device_id must be a number such as 0, found 'first'"),
         ({"use_tf32": "maybe"}, "use_tf32 must be 0 or 1, found 'maybe'"),
+        ({"enable_cuda_graph": "2"}, "enable_cuda_graph must be 0 or 1, found '2'"),
         ({"stream": "1"}, "no option 'stream'"),
     ],
 )

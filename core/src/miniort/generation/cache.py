@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -129,6 +129,33 @@ class KVCache(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that the committed tokens take, by what is really stored."""
+
+
+class ReservedTokens(Protocol):
+    """A cache as a step sees it that is recorded once for all lengths: of a fixed size, its last tokens not written yet."""
+
+    size: int
+    """How many tokens `append` gives, whatever the cache's length."""
+
+    def clear(self, start: int) -> None:
+        """Make what lies behind the first `start` tokens zeros: a weight of 0 hides a number only if it's finite."""
+
+    def write_at(self, place: Any) -> None:
+        """Say where appended tokens go: `place` is [1] int64 on the device, and may hold another number in each replay."""
+
+    def append(self, layer: int, key: Any, value: Any) -> tuple[Any, Any]:
+        """Write one new token of a layer, [batch, kv heads, 1, head dim], and give [batch, kv heads, size, head dim] of keys and values."""
+
+
+@runtime_checkable
+class ReservesTokens(Protocol):
+    """What a cache on a device offers besides where steps that append to it can be recorded (`miniort.providers.RecordsRuns`)."""
+
+    def reserved(self) -> ReservedTokens | None:
+        """The cache at a size with room for two more tokens, None if that's too many; the same object while memory and size stay."""
+
+    def note_replay(self) -> None:
+        """Take one token of every layer as appended: the device has written them."""
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,20 @@ import onnx_ir as ir
 from miniort.default_layout import DEFAULT_LAYOUT
 from miniort.errors import CacheError, ChatTemplateError, GenerationError, ModelError, TokenizerError
 from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
-from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, layer_contents
+from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, ReservedTokens, layer_contents
 from miniort.generation.device_choice import DeviceLogits, ProcessorOnDevice, SamplerOnDevice, TokenChooser
 from miniort.generation.join import CACHE_APPEND, Join, join_cache
 from miniort.generation.last_logits import ask_for_logits, with_first_logit
 from miniort.generation.merged import CACHE_BRANCH, is_merged, take_branch
 from miniort.generation.probes import heeds_padding, sees_later_tokens
+from miniort.generation.recorded_steps import RecordedSteps, ReplayCounts
 from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, Search, create_with_options
 from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat, Tokenizer
 from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_feeds
 from miniort.model.loading import load_model
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
-from miniort.providers import ChoosesTokens, KeepsCaches
+from miniort.providers import ChoosesTokens, KeepsCaches, RecordsRuns
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.types import FloatArray, IntArray
 
@@ -54,6 +55,27 @@ class _BoundGraph:
         if found is None or not isinstance(found[0].provider, ChoosesTokens):
             return None
         return found[0].provider, found[1]
+
+    @cached_property
+    def recorded_steps(self) -> RecordedSteps | None:
+        """What records its steps of one token; None where no provider was asked to."""
+        providers = [each.provider for each in self.session.providers]
+        recorder = next((each for each in providers if isinstance(each, RecordsRuns) and each.records_runs), None)
+        if recorder is None:
+            return None
+        leaving = self.session.leaving_on_device(self.binding.logits)
+        return RecordedSteps(recorder, None if leaving is None else leaving[1], self._recording_obstacle)
+
+    @property
+    def _recording_obstacle(self) -> str | None:
+        """Why its steps can't be recorded, as far as that's known before one is run."""
+        if not self.join.appends:
+            return f"the graph doesn't append to the cache: {self.join.reason}"
+        if not self.knows_positions:
+            return "the graph takes no positions, so it counts them by the length of its past"
+        if not self.knows_padding:
+            return "the graph takes no mask, so nothing would hide tokens that aren't there yet"
+        return None
 
     @property
     def knows_padding(self) -> bool:
@@ -134,6 +156,11 @@ class Decoder:
     def joins(self) -> Mapping[str, Join]:
         """How each graph was joined to the cache, by the names of `sessions`."""
         return {name: (self._decode if name != "prefill" else self._prefill).join for name in self.sessions}
+
+    @property
+    def replay_counts(self) -> ReplayCounts | None:
+        """How often steps of one token were recorded and replayed on a device; None where no provider was asked to."""
+        return None if self._decode.recorded_steps is None else self._decode.recorded_steps.counts
 
     def cache_spec(self, batch: int) -> CacheSpec:
         """What a cache layout has to know for a batch of that many rows."""
@@ -295,7 +322,7 @@ class Decoder:
         graph = self._graph_for(tokens, cache)
         assert self.token_chooser is not None
         assert graph.leaving_logits is not None
-        return DeviceLogits(self._outputs(graph, graph.leaving_logits[1], tokens, mask, cache), self.token_chooser)
+        return DeviceLogits(self._logits(graph, graph.leaving_logits[1], tokens, mask, cache), self.token_chooser)
 
     def _graph_for(self, tokens: IntArray, cache: KVCache) -> _BoundGraph:
         """The graph of the prompt or that of each step. GenerationError for several tokens where the graph takes one at a time."""
@@ -308,10 +335,12 @@ class Decoder:
         return graph
 
     def _run(self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, cache: KVCache, *, every_logit: bool = False) -> FloatArray:
-        logits: FloatArray = self._outputs(graph, graph.session, tokens, mask, cache, every_logit=every_logit)
-        return logits if logits.ndim == 3 else logits[:, None, :]
+        logits = self._logits(graph, graph.session, tokens, mask, cache, every_logit=every_logit)
+        steps = graph.recorded_steps
+        host: FloatArray = logits if steps is None or isinstance(logits, np.ndarray) else steps.provider.download(logits)
+        return host if host.ndim == 3 else host[:, None, :]
 
-    def _outputs(
+    def _logits(
         self,
         graph: _BoundGraph,
         session: InferenceSession,
@@ -321,8 +350,25 @@ class Decoder:
         *,
         every_logit: bool = False,
     ) -> Any:
-        """Run a session of the graph and append to the cache. Logits, where the session leaves them."""
-        batch, new = tokens.shape
+        """Run a session of the graph, or replay its recorded step, and append to the cache.
+
+        Logits, where the session leaves them; those of a replay are on the device.
+        """
+        step = self._step(graph, tokens, mask, cache, every_logit=every_logit)
+        steps = graph.recorded_steps if tokens.shape[1] == 1 and graph is self._decode and not every_logit else None
+        batch = len(tokens)
+        reserved = None if steps is None else steps.reserved(cache, batch)
+        if steps is None or reserved is None:
+            return self._run_step(graph, session, step, cache)
+        feeds = self._feeds(graph, step.within(reserved.size), reserved)
+        logits = steps.replay(cache, feeds)
+        if logits is not None:
+            return logits
+        return steps.record(cache, batch, reserved, feeds, partial(self._run_step, graph, session, step, cache))
+
+    def _step(self, graph: _BoundGraph, tokens: IntArray, mask: IntArray, cache: KVCache, *, every_logit: bool) -> Step:
+        """What a run is about. CacheError if the cache has let go of tokens and the graph can't be told positions."""
+        new = tokens.shape[1]
         positions = np.clip(np.cumsum(mask, axis=1)[:, -new:] - 1, 0, None)
         kept = cache.positions()
         if len(kept) != cache.length:
@@ -330,11 +376,18 @@ class Decoder:
                 raise self._positions_unknown(f"the cache has let go of {cache.length - len(kept)} tokens")
             mask = np.concatenate([mask[:, kept], mask[:, -new:]], axis=1)
         places = np.concatenate([kept, np.arange(cache.length, cache.length + new)])
-        step = Step(tokens, positions, mask, places, every_logit)
-        past_shape = (batch, self.binding.kv_heads, len(kept), self.binding.head_dim)
+        return Step(tokens, positions, mask, places, every_logit)
+
+    def _feeds(self, graph: _BoundGraph, step: Step, cache: KVCache | ReservedTokens) -> dict[str, Any]:
+        """All feeds of a run, apart from a past that isn't joined."""
+        past_shape = (len(step.tokens), self.binding.kv_heads, step.kept, self.binding.head_dim)
         feeds = step_feeds(graph.binding, graph.join, step, cache, past_shape)
-        if graph.takes_first_logit:
-            feeds = with_first_logit(feeds, every_logit)
+        return with_first_logit(feeds, step.every_logit) if graph.takes_first_logit else feeds
+
+    def _run_step(self, graph: _BoundGraph, session: InferenceSession, step: Step, cache: KVCache) -> Any:
+        """Run a session of the graph and append to the cache. Logits, where the session leaves them."""
+        batch, new = step.tokens.shape
+        feeds = self._feeds(graph, step, cache)
         if not graph.join.appends:
             feeds |= past_feeds(graph.binding, [layer_contents(cache, self.cache_spec(batch), each) for each in range(self.binding.layers)])
         outputs = session.execute(feeds)

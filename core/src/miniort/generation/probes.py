@@ -71,7 +71,7 @@ def sees_later_tokens(forward: Forward, spec: Callable[[int], CacheSpec], rows: 
         forward(tokens[:1, :1], np.ones((1, PAST + 1), np.int64), _Recorder(spec(1), PAST))  # if that fails too, it's not the second token
         return True
     one, other = found
-    return any(_differ(left, right) for left, right in zip(one, other, strict=True))
+    return any(differ(left, right) for left, right in zip(one, other, strict=True))
 
 
 def heeds_padding(forward: Forward, spec: Callable[[int], CacheSpec]) -> bool:
@@ -83,10 +83,10 @@ def heeds_padding(forward: Forward, spec: Callable[[int], CacheSpec]) -> bool:
         alone, found = (forward(tokens, kept, _Recorder(spec(1), 0))[0, -1] for tokens, kept in ((row, np.ones_like(row)), (padded, mask)))
     except MiniortError:
         return False
-    return not _differ(found, alone)
+    return not differ(found, alone)
 
 
-def _differ(found: Array, wanted: Array) -> bool:
+def differ(found: Array, wanted: Array) -> bool:
     """Whether two arrays differ by more than rounding, measured by how far apart the numbers in them lie. NaN differs."""
     left, right = (np.asarray(each, np.float64) for each in (found, wanted))
     spread = float(right.max() - right.min())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from miniort.generation.binding import GraphBinding
-from miniort.generation.cache import KVCache, View
+from miniort.generation.cache import KVCache, ReservedTokens, View
 from miniort.generation.cache_axes import Axes
 from miniort.generation.fused_attention import POSITIONS_INPUT, visible_input
 from miniort.generation.join import CACHE_INPUT, PAST_SHAPE_INPUT, Join
@@ -36,6 +36,14 @@ class Step:
         kept: int = len(self.places) - self.tokens.shape[1]
         return kept
 
+    def within(self, size: int) -> Step:
+        """The same step of one token as though `size` tokens were there: those behind the new one are hidden, as padding is.
+
+        The last of them stands in for the new one, so it has its place in time.
+        """
+        mask = np.pad(self.mask, ((0, 0), (0, size - self.mask.shape[1])))
+        return replace(self, mask=mask, places=np.append(np.arange(size - 1), self.places[-1]))
+
     def visible(self, window: int = 0) -> Array:
         """Which keys each new token may see: none after its own, no padding, and only the last `window` unless that's 0.
 
@@ -49,7 +57,9 @@ class Step:
         return visible
 
 
-def step_feeds(binding: GraphBinding, join: Join, step: Step, cache: KVCache, past_shape: tuple[int, int, int, int]) -> dict[str, Any]:
+def step_feeds(
+    binding: GraphBinding, join: Join, step: Step, cache: KVCache | ReservedTokens, past_shape: tuple[int, int, int, int]
+) -> dict[str, Any]:
     """The feeds of one run by name, apart from a past that isn't joined. past_shape: [batch, kv heads, kept, head dim]."""
     feeds: dict[str, Any] = {binding.tokens: _integers(binding, binding.tokens, step.tokens)}
     if binding.mask is not None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from miniort.types import DType
 
+FLOAT16: DType = np.dtype(np.float16)
 BFLOAT16: DType = np.dtype(ml_dtypes.bfloat16)
 FLOAT32: DType = np.dtype(np.float32)
 FLOATS: frozenset[DType] = frozenset({*(np.dtype(name) for name in ("float16", "float32", "float64")), BFLOAT16})

@@ -10,24 +10,32 @@ from typing import Any, cast
 import numpy as np
 
 from miniort.kernels import NodeContext
-from miniort_cuda.element_types import FLOAT32
+from miniort_cuda.element_types import FLOAT16, FLOAT32
 
-SOURCES = ("activation", "normalization", "softmax", "attention", "block_quantized", "rotary_embedding")
-"""The files beside `reduction.cuh`, which each of them begins with."""
+SOURCES = ("activation", "normalization", "softmax", "attention", "block_quantized", "rotary_embedding", "few_rows")
+"""The files beside `reduction.cuh` and `half.cuh`, which each of them begins with."""
+
+_READABLE = (FLOAT16, FLOAT32)
+"""Element types of matrices, keys and values that `half.cuh` reads."""
 
 THREADS = 128
 MOST_DIM = 256
 KEYS_OF_A_SPLIT = 256
 MOST_SPLITS = 32
 FEW_ROWS = 4
-"""Rows up to which a product with a quantized matrix reads it again for each, which is cheaper than to dequantize it into memory."""
+"""Rows up to which a kernel of ours reads a matrix again for each; a quantized one would else be dequantized into memory."""
+
+FEW_BLOCKS = 256
+"""Blocks below which a product is split along its sums as well, so that there's work for a whole device."""
+
+ROWS_OF_A_SPLIT = 64
 
 
 @cache
 def source(name: str) -> str:
     """The CUDA C of a file, with what it begins with."""
     folder = files("miniort_cuda.cuda_c")
-    return (folder / "reduction.cuh").read_text(encoding="utf-8") + (folder / f"{name}.cu").read_text(encoding="utf-8")
+    return "".join((folder / file).read_text(encoding="utf-8") for file in ("reduction.cuh", "half.cuh", f"{name}.cu"))
 
 
 class FusedKernels:
@@ -77,22 +85,23 @@ class FusedKernels:
     def attention(self, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any | None:
         """softmax(scale · q · kᵀ + mask) · v of one query per head, its keys split over blocks.
 
-        q: [batch, heads, 1, dim]; k, v: [batch, kv heads, T, dim], their rows contiguous; mask: bool or float32, [.., .., 1, T], or None
-        -> [batch, heads, 1, dim of v]; None if it's not for this kernel
+        q: [batch, heads, 1, dim]; k, v: [batch, kv heads, T, dim], their rows contiguous; mask: bool or float, [.., .., 1, T], or None;
+        all of float32, or all of float16, which is widened on the way -> [batch, heads, 1, dim of v]; None if it's not for this kernel
         """
         batch, heads, count, dim = q.shape
         kv_heads, length, value_dim = k.shape[1], k.shape[2], v.shape[3]
         if count != 1 or not length or max(dim, value_dim) > MOST_DIM or not q.size:
             return None
-        if any(each.dtype != FLOAT32 or each.strides[3] != each.itemsize for each in (k, v)) or q.dtype != FLOAT32:
+        if q.dtype not in _READABLE or any(each.dtype != q.dtype or each.strides[3] != each.itemsize for each in (k, v)):
             return None
         mask_steps = (0, 0)
         if mask is not None:
             broad = (1,) * (4 - mask.ndim) + mask.shape
-            if mask.dtype not in (np.bool_, FLOAT32) or not mask.flags.c_contiguous or broad[3] != length or broad[2] != 1:
+            if mask.dtype not in (np.bool_, q.dtype) or not mask.flags.c_contiguous or broad[3] != length or broad[2] != 1:
                 return None
+            mask = mask if mask.dtype == np.bool_ else mask.astype(FLOAT32, copy=False)
             mask_steps = (broad[1] * length if broad[0] > 1 else 0, length if broad[1] > 1 else 0)
-        q = self._xp.ascontiguousarray(q)
+        dtype, q = q.dtype, self._xp.ascontiguousarray(q).astype(FLOAT32, copy=False)
         splits = min(max(-(-length // KEYS_OF_A_SPLIT), 1), MOST_SPLITS)
         partial = self._xp.empty((batch, heads, splits, value_dim + 2), FLOAT32)
         y = self._xp.empty((batch, heads, 1, value_dim), FLOAT32)
@@ -108,10 +117,43 @@ class FusedKernels:
                 *steps,
                 *(np.int64(step) for step in mask_steps),
                 np.float32(scale or sqrt(1 / dim)),
+                np.int32(dtype == FLOAT16),
             ),
         )
         self._kernel("attention", "attention_joined")((batch * heads,), (THREADS,), (partial, y, np.int32(splits), np.int32(value_dim)))
-        return y
+        return y.astype(dtype, copy=False)
+
+    def few_rows_product(self, a: Any, b: Any) -> Any | None:
+        """`a` · `b` for a few rows. a: [..., K]; b: [K, N], its rows or its columns contiguous; float32, or float16 with sums in float32
+
+        -> [..., N]; None if it's not for this kernel
+        """
+        if b.ndim != 2 or not a.ndim or not a.size or not b.size or a.dtype not in _READABLE or b.dtype != a.dtype:
+            return None
+        inner, columns = b.shape
+        rows, (row_step, column_step) = a.size // inner, (stride // b.itemsize for stride in b.strides)
+        if rows > FEW_ROWS or a.shape[-1] != inner:
+            return None
+        dtype, a = a.dtype, self._xp.ascontiguousarray(a).astype(FLOAT32, copy=False)
+        is_half = np.int32(dtype == FLOAT16)
+        y = self._xp.empty((*a.shape[:-1], columns), FLOAT32)
+        if column_step == 1:
+            blocks = -(-columns // 32)
+            splits = max(min(-(-FEW_BLOCKS // blocks), inner // ROWS_OF_A_SPLIT), 1)
+            partial = y if splits == 1 else self._xp.empty((splits, rows, columns), FLOAT32)
+            sizes = [np.int32(size) for size in (inner, columns, rows)]
+            arguments = (a, b, partial, *sizes, np.int64(row_step), is_half)
+            self._kernel("few_rows", "rows_by_columns")((blocks, splits, rows), (THREADS,), arguments)
+            if splits > 1:
+                count = rows * columns
+                arguments = (partial, y, np.int32(count), np.int32(splits))
+                self._kernel("few_rows", "splits_joined")((-(-count // THREADS),), (THREADS,), arguments)
+            return y.astype(dtype, copy=False)
+        if row_step != 1:
+            return None
+        arguments = (a, b, y, np.int32(inner), np.int32(columns), np.int64(column_step), is_half)
+        self._kernel("few_rows", "rows_by_contiguous_columns")((-(-columns // (THREADS // 32)), 1, rows), (THREADS,), arguments)
+        return y.astype(dtype, copy=False)
 
     def block_quantized_product(self, a: Any, packed: Any, scales: Any, zero_points: Any, columns: int, bits: int) -> Any | None:
         """`a` · wᵀ for a few rows. a: [M, K]; packed: [N, blocks, bytes] -> [M, N]; None if it's not for this kernel."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -20,19 +22,18 @@ from miniort_cuda.bfloat16 import BFloat16Array, for_bfloat16, widened
 from miniort_cuda.caches import DEVICE_LAYOUTS
 from miniort_cuda.fused import FusedKernels
 from miniort_cuda.kernels import KERNELS
+from miniort_cuda.packing import pack, unpack
+from miniort_cuda.recorded_graph import RecordedGraph, record_graph
 from miniort_cuda.tf32 import TF32Products
 from miniort_cuda.token_choice import PROCESSORS, SAMPLERS
 
-OPTIONS = ("device_id", "use_tf32")
+OPTIONS = ("device_id", "use_tf32", "enable_cuda_graph")
 
 TF32_CAPABILITY = (8, 0)
 """The first compute capability whose products can be computed in TF32."""
 
 SMALL = 1 << 16
 """Bytes up to which arrays are packed to be uploaded together: tokens, masks and positions, but no pictures."""
-
-ALIGNMENT = 256
-"""Bytes at whose multiples packed arrays begin: what CUDA's own allocations are aligned to."""
 
 
 class CUDAProvider:
@@ -42,7 +43,7 @@ class CUDAProvider:
     `with xp.cuda.Device(...)`; a new one each time, because older CuPys keep the device to go back to in that object.
     """
 
-    def __init__(self, xp: Any, special: Any, device_id: int = 0, use_tf32: bool = False) -> None:
+    def __init__(self, xp: Any, special: Any, device_id: int = 0, use_tf32: bool = False, enable_cuda_graph: bool = False) -> None:
         """ProviderError if there is no such device, or it's too old, for TF32 if that is wanted."""
         count = xp.cuda.runtime.getDeviceCount()
         if not 0 <= device_id < count:
@@ -60,6 +61,9 @@ class CUDAProvider:
                 f"{TF32_CAPABILITY[0]}.{TF32_CAPABILITY[1]}; leave it out"
             )
         self._use_tf32 = use_tf32
+        self.records_runs = enable_cuda_graph
+        self._thread = threading.local()
+        self._graphs: WeakSet[RecordedGraph] = WeakSet()
         self.xp = xp
         self.special = special
         self.fused = FusedKernels(xp) if hasattr(xp, "RawModule") else None
@@ -114,23 +118,28 @@ class CUDAProvider:
         for array in arrays:
             if array is not None:
                 self._expect_known(array.dtype)
-        starts = np.cumsum([0, *(-(-arrays[index].nbytes // ALIGNMENT) * ALIGNMENT for index in small)])
-        packed = np.zeros(starts[-1], np.uint8)
-        for start, index in zip(starts.tolist(), small, strict=False):
-            packed[start : start + arrays[index].nbytes] = np.ascontiguousarray(arrays[index]).reshape(-1).view(np.uint8)
+        together = [arrays[index] for index in small]
         with self.current_device():
-            block = self.xp.array(packed)
-            parts = {
-                index: self._part(block[start : start + arrays[index].nbytes], arrays[index])
-                for start, index in zip(starts.tolist(), small, strict=False)
-            }
+            parts = dict(zip(small, unpack(self.xp.array(pack(together)), together), strict=True))
         return tuple(parts[index] if index in parts else None if each is None else self.upload(each) for index, each in enumerate(arrays))
 
-    def _part(self, raw: Any, array: Array) -> DeviceArray:
-        """Bytes on the device as an array like a host array."""
-        if array.dtype == element_types.BFLOAT16:
-            return BFloat16Array(raw.view(np.uint16).reshape(array.shape))
-        return raw.view(array.dtype).reshape(array.shape)
+    @property
+    def is_recording(self) -> bool:
+        """Whether the calling thread is recording a run, or rehearsing one that it's about to record."""
+        return getattr(self._thread, "recording", False)
+
+    def record(self, run: Callable[..., Sequence[DeviceArray]], *arrays: Array) -> tuple[RecordedGraph, tuple[DeviceArray, ...]]:
+        """Record what `run` does with copies of host arrays as a CUDA graph; see `RecordsRuns`."""
+        for array in arrays:
+            self._expect_known(array.dtype)
+        self.synchronize()  # the stream of the recording doesn't wait for what the run reads
+        self._thread.recording = True
+        try:
+            recorded, rehearsed = record_graph(self.xp, self.current_device, run, arrays)
+        finally:
+            self._thread.recording = False
+        self._graphs.add(recorded)
+        return recorded, rehearsed
 
     def cache_layout(self, name: str) -> Callable[..., Any] | None:
         """What makes a cache of this layout on the device, `create(spec, **options)`; None if there is no device version."""
@@ -181,14 +190,14 @@ class CUDAProvider:
         self.current_device().synchronize()
 
     def memory(self) -> MemoryStats:
-        """Bytes of CuPy's pool for this device, which other users of CuPy in this process share.
+        """Bytes of CuPy's pool for this device, which other users of CuPy in this process share, and of the pools of recorded runs.
 
         The pool doesn't count a peak. It gives nothing back by itself, so what it holds is the least upper bound that it can tell.
         """
         with self.current_device():
-            pool = self.xp.get_default_memory_pool()
-            reserved = pool.total_bytes()
-            return MemoryStats(active=pool.used_bytes(), reserved=reserved, peak=reserved)
+            pools = [self.xp.get_default_memory_pool(), *(graph.pool for graph in self._graphs)]
+            reserved = sum(pool.total_bytes() for pool in pools)
+            return MemoryStats(active=sum(pool.used_bytes() for pool in pools), reserved=reserved, peak=reserved)
 
     def close(self) -> None:
         """Wait for the device, then give the pool's free blocks back to it."""
@@ -202,17 +211,23 @@ class CUDAProvider:
 
 
 def open_provider(options: ProviderOptions) -> CUDAProvider:
-    """The provider on the device that the option `device_id` names (0 if it isn't given), with TF32 by `use_tf32`. Imports CuPy."""
+    """The provider on the device that the option `device_id` names, 0 if it isn't given; other options are switches. Imports CuPy."""
     options.reject_unknown("cuda", OPTIONS)
     text = str(options.options.get("device_id", 0))
     if not text.isdecimal():
         raise ProviderError(f"provider 'cuda': device_id must be a number such as 0, found {text!r}")
-    tf32 = str(options.options.get("use_tf32", 0)).lower()
-    if tf32 not in ("0", "1", "false", "true"):
-        raise ProviderError(f"provider 'cuda': use_tf32 must be 0 or 1, found {tf32!r}")
+    switches = {name: _switch(options, name) for name in ("use_tf32", "enable_cuda_graph")}
     try:
         import cupy
         from cupyx.scipy import special
     except ImportError as error:
         raise ProviderError(f"provider 'cuda': CuPy can't be imported: {error}") from error
-    return CUDAProvider(cupy, special, int(text), use_tf32=tf32 in ("1", "true"))
+    return CUDAProvider(cupy, special, int(text), **switches)
+
+
+def _switch(options: ProviderOptions, name: str) -> bool:
+    """Whether an option is on; it's off where it isn't given."""
+    text = str(options.options.get(name, 0)).lower()
+    if text not in ("0", "1", "false", "true"):
+        raise ProviderError(f"provider 'cuda': {name} must be 0 or 1, found {text!r}")
+    return text in ("1", "true")

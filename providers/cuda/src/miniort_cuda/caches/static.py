@@ -8,6 +8,7 @@ from miniort.errors import PluginError
 from miniort.generation.cache import CacheSpec
 from miniort.types import IntArray
 from miniort_cuda.caches.memory import DeviceCache, DeviceMemory, copied
+from miniort_cuda.caches.reserved import ReservedBuffers
 
 Pair = tuple[Any, Any]
 
@@ -27,6 +28,7 @@ class StaticCache(DeviceCache):
         limits = [limit for limit in (spec.capacity, max_length) if limit is not None]
         self._limit = min(limits, default=None)
         self._step = step
+        self._reserved: ReservedBuffers | None = None
         with memory.current_device():
             self._buffers = [self._new(spec.batch, self._limit or step) for _ in range(spec.layers)]
 
@@ -45,6 +47,7 @@ class StaticCache(DeviceCache):
         start, end = self.length, self.length + new
         if end > self._buffers[layer][0].shape[2]:
             self._buffers[layer] = self._moved(self._buffers[layer], self.batch, -(-end // self._step) * self._step)
+            self._reserved = None
         keys, values = self._buffers[layer]
         if new:
             keys[:, :, start:end] = key
@@ -65,12 +68,32 @@ class StaticCache(DeviceCache):
         with self.memory.current_device():
             index = self.memory.upload(rows)
             self._buffers = [self._moved(pair, len(rows), pair[0].shape[2], index) for pair in self._buffers]
-        self.batch = len(rows)
+        self.batch, self._reserved = len(rows), None
         self.keep(self.length)
 
     def fork(self) -> StaticCache:
         """A second cache with a copy of the committed tokens."""
         other: StaticCache = copied(self)
+        other._reserved = None
         with self.memory.current_device():
             other._buffers = [self._moved(pair, self.batch, pair[0].shape[2]) for pair in self._buffers]
         return other
+
+    def reserved(self) -> ReservedBuffers | None:
+        """The buffers at a size with room for two more tokens: `step` doubled as often as needed, so that little is looked at in vain.
+
+        For two, because with room for one alone a step at that size is the ordinary step, and nothing could be told by comparing them.
+        """
+        room, needed = self._buffers[0][0].shape[2], self.length + 2
+        if needed > room:
+            return None
+        if self._reserved is None or self._reserved.size < needed:
+            size = self._step
+            while size < needed:
+                size *= 2
+            self._reserved = ReservedBuffers(self.memory, self._buffers, min(size, room))
+        return self._reserved
+
+    def note_replay(self) -> None:
+        """Take one token of every layer as appended."""
+        self.appended = [1] * self.spec.layers

@@ -8,6 +8,7 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort_cuda.caches.memory import DeviceCache
+from miniort_cuda.caches.reserved import ReservedBuffers
 
 kernels = KernelTable("cuda")
 
@@ -21,7 +22,7 @@ def cache_append(node: NodeContext) -> Run:
     layer, provider = node.attribute("layer"), node.provider
 
     def run(cache: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        if isinstance(cache, DeviceCache):
+        if isinstance(cache, DeviceCache | ReservedBuffers):
             return cache.append(layer, key, value)
         keys, values = cache.append(layer, provider.download(key), provider.download(value))
         return provider.upload(np.asarray(keys)), provider.upload(np.asarray(values))

@@ -77,7 +77,7 @@ def test_a_merged_decoder_that_can_do_less(miniort: Miniort) -> None:
         "graphs both are branches of one file",
         "tokens prefill input_ids tensor(int64) [batch_size, sequence_length]",
         "past.2.key decode past_key_values.2.key tensor(float) [batch_size, 4, past_sequence_length, 16]",
-        "cache in prefill not joined: the graph takes no past",
+        "cache in prefill joined: presents stored in the cache as soon as they're computed",
         "several new tokens at once no: the decode graph has no mask between them",
     ):
         assert line in lines

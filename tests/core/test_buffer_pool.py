@@ -109,6 +109,30 @@ def test_a_block_that_is_far_too_large_is_not_wasted() -> None:
     assert address(fitting) == first
 
 
+def test_smaller_blocks_make_way_for_one_that_has_to_be_made() -> None:
+    pool = BufferPool()
+    held = [floats(pool, size) for size in (128, 256, 512)]
+    held.clear()
+    floats(pool, 200)
+    assert pool.memory().reserved == (128 + 256 + 512) * KB, "there's one that fits"
+    floats(pool, 600)
+    assert pool.memory().reserved == 600 * KB
+    floats(pool, 128)
+    assert pool.memory().reserved == (600 + 128) * KB, "nothing larger makes way"
+
+
+def test_runs_that_repeat_come_to_need_nothing_new() -> None:
+    pool = BufferPool()
+    reserved = []
+    for _ in range(6):
+        for size in (64, 256, 1024, 256, 4096, 64, 1024):
+            floats(pool, size)
+        reserved.append(pool.memory().reserved)
+    addresses = [{address(floats(pool, size)) for size in (64, 256, 1024, 4096)} for _ in range(2)]
+    assert reserved[-1] == reserved[-2] == (64 + 256 + 1024 + 4096) * KB
+    assert addresses[0] == addresses[1]
+
+
 def test_what_is_small_does_not_count() -> None:
     pool = BufferPool()
     array = pool.allocate([SMALLEST - 1], np.dtype(np.int8))

@@ -37,7 +37,8 @@ class _Lease(weakref.ref[Array]):
 class BufferPool:
     """Blocks of host memory, lent to arrays and taken back when those die. Safe to use from several threads.
 
-    `keep` bounds the bytes that lie free; past it the smallest free blocks go back to the system.
+    `keep` bounds the bytes that lie free; past it the smallest free blocks go back to the system. They also make way for a larger one that
+    has to be made, so that a process whose inputs grow doesn't hold blocks of each size that they had.
     """
 
     def __init__(self, keep: int = 1 << 30) -> None:
@@ -74,6 +75,7 @@ class BufferPool:
                 found, _, block = self._free.pop(index)
                 self._free_bytes -= found
             else:
+                self._make_way(size)
                 block = mmap.mmap(-1, size)
                 self._reserved += size
             self._peak = max(self._peak, self._reserved - self._free_bytes)
@@ -85,9 +87,20 @@ class BufferPool:
             insort(self._free, (len(block), id(block), block))
             self._free_bytes += len(block)
         while self._free_bytes > self._keep:
-            nbytes, _, block = self._free.pop(0)
-            self._free_bytes -= nbytes
-            self._reserved -= nbytes
+            self._drop_smallest()
+
+    def _make_way(self, size: int) -> None:
+        """Give the free blocks that are smaller back.
+
+        Where one of them is needed again, none that's larger makes way for it, so runs that repeat come to need nothing new.
+        """
+        while self._free and self._free[0][0] < size:
+            self._drop_smallest()
+
+    def _drop_smallest(self) -> None:
+        nbytes, _, _block = self._free.pop(0)
+        self._free_bytes -= nbytes
+        self._reserved -= nbytes
 
     def memory(self) -> MemoryStats:
         """Bytes lent to arrays, held from the system, and the most ever lent at once."""

@@ -6,11 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from miniort import InferenceSession
 from miniort.errors import GenerationError
 from miniort.generation import Decoder, DecoderSource, Generator, generate, generate_with_lookup, pad_left
+from miniort.generation.binding import GraphBinding
+from miniort.generation.cache_axes import CacheAxes
+from miniort.generation.cache_names import LayerNames
+from miniort.generation.prompt_store import CACHE_STORE, store_presents
 from miniort.plugins import PluginManager
 
 HEADS, DIM, VOCABULARY = 2, 8, 40
@@ -276,6 +282,66 @@ def test_every_way_computes_the_same(style: str, tmp_path: Path, plugins: Plugin
 
 
 TOKENS = np.array([[3, 1, 4, 1, 5]])
+
+
+def prompt_graph(style: str) -> onnx.ModelProto:
+    """The same layer without a past: its inputs of the past are constants that hold no token."""
+    model = attention_decoder(style)
+    for name in {value.name: value for value in model.graph.input if value.name.startswith("past")}:
+        past = next(value for value in model.graph.input if value.name == name)
+        sizes = [each.dim_value or {"batch": 1, "past": 0}[each.dim_param] for each in past.type.tensor_type.shape.dim]
+        model.graph.input.remove(past)
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros(sizes, np.float32), name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("style", "reason"),
+    [
+        ("concat", "presents stored in the cache as soon as they're computed"),
+        ("time second", "presents stored in the cache as soon as they're computed"),
+        ("attention", "presents stored in the cache as soon as they're computed"),
+        ("packed", "layer 0: its keys and values are one tensor"),
+        ("group query with bias", "GroupQueryAttention has a bias"),
+    ],
+)
+def test_a_graph_for_the_prompt_stores_what_it_computes(style: str, reason: str, tmp_path: Path, plugins: PluginManager) -> None:
+    paths = tmp_path / "prefill.onnx", tmp_path / "decode.onnx"
+    for path, model in zip(paths, (prompt_graph(style), attention_decoder(style)), strict=True):
+        onnx.save(model, path)
+    decoder, one = Decoder(DecoderSource(style, paths), plugins=plugins), decoder_of(style, tmp_path, plugins)
+    join = decoder.joins["prefill"]
+    assert join.reason.startswith(reason)
+    assert join.appends == reason.startswith("presents")
+    for cache_layout in ("static", "concat_bhtd"):
+        steps = []
+        for each in (decoder, one):
+            generator = Generator(each, each.new_cache(cache_layout), each.new_sampler(), end_tokens=())
+            generator.append_tokens(TOKENS)
+            steps.append(list(generate(generator, 6)))
+        for left, right in zip(*steps, strict=True):
+            np.testing.assert_allclose(left.logits, right.logits, atol=1e-4, rtol=0)
+
+
+def test_what_a_prompt_stores_is_of_the_caches_own_type_and_order(plugins: PluginManager) -> None:
+    model = ir.from_onnx_text("""<ir_version: 10, opset_import: ["": 23]>
+        prompt (int64[b, n] ids, float[b, n, 2, 4] k) => (float[b, n, 2, 4] key, float[b, n, 2, 8] value, float[b, n, 2, 8] logits) {
+            key = Neg(k) value = Concat<axis = 3>(key, k) logits = Abs(value)
+        }""")
+    axes = CacheAxes((0, 2, 1, 3), (0, 2, 1, 3))
+    binding = GraphBinding("ids", "logits", None, None, (), (LayerNames("key", "value"),), axes, {}, {})
+    assert store_presents(model.graph, binding, ir.Value(name="cache"), np.dtype(np.float16)) is None
+    session = InferenceSession(model, plugins=plugins, kernels=[CACHE_STORE])
+    assert [each.name for each in session.get_outputs()] == ["logits", "CacheStore_0/count"]
+
+    class Appended:
+        def append(self, layer: int, key: np.ndarray, value: np.ndarray) -> None:
+            self.found = layer, key.dtype, key.shape, value.dtype, value.shape
+
+    cache = Appended()
+    outputs = session.execute({"ids": np.zeros((1, 3), np.int64), "k": np.ones((1, 3, 2, 4), np.float32), "cache": cache})
+    assert cache.found == (0, np.float16, (1, 2, 3, 4), np.float16, (1, 2, 3, 8))
+    assert outputs["CacheStore_0/count"] == 3
 
 
 def test_all_styles_are_one_model(tmp_path: Path, plugins: PluginManager) -> None:

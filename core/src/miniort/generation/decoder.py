@@ -22,6 +22,7 @@ from miniort.generation.join import CACHE_APPEND, Join, join_cache
 from miniort.generation.last_logits import ask_for_logits, with_first_logit
 from miniort.generation.merged import CACHE_BRANCH, is_merged, take_branch
 from miniort.generation.probes import heeds_padding, sees_later_tokens
+from miniort.generation.prompt_store import CACHE_STORE
 from miniort.generation.recorded_steps import RecordedSteps, ReplayCounts
 from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, Search, create_with_options
 from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat, Tokenizer
@@ -129,20 +130,21 @@ class Decoder:
         models = _load_graphs(source.graphs, self.weights, roles.get(CACHE_BRANCH, CACHE_BRANCH))
         if len(models) > len(source.graphs):
             roles.pop(CACHE_BRANCH, None)  # both branches are graphs of their own now
-        binding = bind_decoder([model.graph for model in models], roles)
+        self.binding: DecoderBinding = bind_decoder([model.graph for model in models], roles)
 
         def bound(index: int, graph: GraphBinding) -> _BoundGraph:
-            join, graph = join_cache(models[index], graph, binding)
+            join, graph = join_cache(models[index], graph, self.binding)
             takes_first_logit = ask_for_logits(models[index], graph)
             session = InferenceSession(
-                models[index], options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND]
+                models[index], options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND, CACHE_STORE]
             )
             return _BoundGraph(session, graph, join, takes_first_logit)
 
-        self._decode = bound(-1, binding.decode)
-        self._prefill = self._decode if binding.prefill is None else bound(0, binding.prefill)
-        appended = self._decode.join.dtype
-        self.binding: DecoderBinding = binding if appended is None else replace(binding, dtype=np.dtype(appended))
+        prefill = self.binding.prefill
+        self._decode = bound(-1, self.binding.decode)
+        if self._decode.join.dtype is not None:  # what the steps append is what the cache is made of, also for the prompt
+            self.binding = replace(self.binding, dtype=np.dtype(self._decode.join.dtype))
+        self._prefill = self._decode if prefill is None else bound(0, prefill)
         self.context_length = source.context_length
 
     @property

@@ -2,7 +2,8 @@
 
 Three ways, tried in this order. An `Attention` with a past, or a `Concat` of a past and new keys, is replaced by `CacheAppend`, which
 appends the new keys and values to the cache and gives what the attention then reads. Where the graph allows neither, its past inputs are
-fed with the cache's views, and what is new is taken out of its present outputs.
+fed with the cache's views, and what is new is taken out of its present outputs. A graph that takes no past stores what it computes with
+`CacheStore`.
 
 Before that, fused attention ops are opened up, and packed pasts taken apart.
 """
@@ -22,6 +23,7 @@ from miniort.generation.cache_flow import attribute, concat_of, read_by
 from miniort.generation.fused_attention import AddedInputs, open_fused_attention
 from miniort.generation.node_insertion import insert, integers, typed
 from miniort.generation.packed_cache import unpack
+from miniort.generation.prompt_store import store_presents
 from miniort.graph.inference import infer_types
 from miniort.kernels import ANY_PROVIDER, Kernel, NodeContext, Run
 from miniort.model.constants import set_constant, shape_of
@@ -104,17 +106,20 @@ class _Site:
 
 
 def join_cache(model: ir.Model, binding: GraphBinding, sizes: DecoderBinding) -> tuple[Join, GraphBinding]:
-    """Let a graph with a past append to the cache itself, if every layer allows it; else leave it as it is and say why.
+    """Let a graph append to the cache itself, if every layer allows it; else leave it as it is and say why.
 
     Returns the join, and the binding of the graph as it is now.
     """
     graph = model.graph
     added, closed = open_fused_attention(graph, binding, sizes.head_dim)
     windows = tuple(sorted(added.visible))
-    seen = Join(False, "the graph takes no past", False, added.positions is not None, windows, counts_keys=closed is not None)
+    seen = Join(False, "", False, added.positions is not None, windows, counts_keys=closed is not None)
     binding, packed = unpack(graph, binding)
     if not binding.past:
-        return seen if closed is None else replace(seen, reason=closed), binding
+        obstacle = closed or store_presents(graph, binding, ir.Value(name=CACHE_INPUT), sizes.dtype)
+        if obstacle is not None:
+            return replace(seen, reason=obstacle), binding
+        return replace(seen, appends=True, reason="presents stored in the cache as soon as they're computed"), replace(binding, present=())
     if packed is not None or closed is not None:
         return replace(seen, reason=packed or closed or ""), binding
     sites = _find_sites(model, binding)

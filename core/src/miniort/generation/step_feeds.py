@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,20 +93,19 @@ def past_feeds(binding: GraphBinding, pasts: Sequence[tuple[View, View]]) -> dic
     return feeds
 
 
-def cache_parts(binding: GraphBinding, outputs: Mapping[str, Any], new: int, dtype: DType) -> list[tuple[Array, Array]]:
-    """What the presents hold of the `new` last tokens, by layer: keys and values [batch, kv heads, new, head dim].
+def cache_parts(binding: GraphBinding, outputs: dict[str, Any], new: int, dtype: DType) -> Iterator[tuple[Array, Array]]:
+    """What the presents hold of the `new` last tokens, layer by layer: keys and values [batch, kv heads, new, head dim].
 
-    Copies, because a view would keep the whole present alive, history and all.
+    Copies, because a view would keep the whole present alive, history and all; so each present is taken out of `outputs`.
     """
-    parts = []
     for names in binding.present:
-        both = outputs[names.key] if names.packed else (outputs[names.key], outputs[names.value])
+        both = outputs.pop(names.key) if names.packed else (outputs.pop(names.key), outputs.pop(names.value))
         key, value = (
             np.array(np.transpose(part, axes)[:, :, -new:], dtype)
             for part, axes in zip(both, (binding.axes.key, binding.axes.value), strict=True)
         )
-        parts.append((key, value))
-    return parts
+        del both
+        yield key, value
 
 
 def _stored(part: View, axes: Axes) -> Array:

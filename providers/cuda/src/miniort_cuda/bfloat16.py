@@ -65,7 +65,7 @@ def rounded(xp: Any, x: Any) -> BFloat16Array:
 
 def for_bfloat16(kernel: Kernel, compile_kernel: Callable[[NodeContext], Run], xp: Any) -> Callable[[NodeContext], Run]:
     """A kernel that takes bfloat16 as well. An output is rounded where the node says that it's of that type, or says nothing."""
-    if kernel.domain == "miniort" and kernel.op == "CacheAppend":
+    if kernel.domain == "miniort" and kernel.op in ("CacheAppend", "CacheStore"):
         return compile_kernel  # the cache takes them as they are
     moves = kernel.op in MOVING and kernel.domain == ""
 

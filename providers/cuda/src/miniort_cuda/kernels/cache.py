@@ -1,4 +1,4 @@
-"""CacheAppend of the domain miniort: the KV cache's own step, on the device where the cache is."""
+"""CacheAppend and CacheStore of the domain miniort: the KV cache's own step, on the device where the cache is."""
 
 from __future__ import annotations
 
@@ -26,5 +26,23 @@ def cache_append(node: NodeContext) -> Run:
             return cache.append(layer, key, value)
         keys, values = cache.append(layer, provider.download(key), provider.download(value))
         return provider.upload(np.asarray(keys)), provider.upload(np.asarray(values))
+
+    return run
+
+
+@kernels.register("CacheStore", (1, 1), domain="miniort", metadata_inputs=(0,), host_outputs=(0,))
+def cache_store(node: NodeContext) -> Run:
+    """CacheStore(cache, key, value) -> how many tokens were appended to layer `layer`, [] int64, on the host.
+
+    For a layout that has no device version they're downloaded.
+    """
+    layer, provider = node.attribute("layer"), node.provider
+
+    def run(cache: Any, key: Any, value: Any) -> Any:
+        if isinstance(cache, DeviceCache):
+            cache.append(layer, key, value)
+        else:
+            cache.append(layer, provider.download(key), provider.download(value))
+        return np.array(key.shape[2], np.int64)
 
     return run

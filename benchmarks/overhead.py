@@ -1,6 +1,6 @@
 """What the engine costs by itself: a decoder of GPT-2 small's length whose tensors are tiny, so that there's next to nothing to compute.
 
-    uv run python benchmarks/overhead.py [--model gpt2-small|llama-135m] [--steps 300]
+    uv run python benchmarks/overhead.py [--model gpt2-small|llama-135m] [--steps 300] [--providers numba,cpu]
 
 A step is the plan's loop, its kernels, and what a generator does around a run: feeds, the sampler, the history. The loop is measured with
 kernels that only hand on what a run of theirs gave; the generator is what is left of a step without the session's run. Loop and
@@ -102,11 +102,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SMALL), default="gpt2-small")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--providers", help="separated by commas; default: miniort's own choice")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         config = {**CONFIGS[arguments.model], **SMALL[arguments.model]}
         source = write(config, Path(folder) / "model", arguments.model)
-        decoder = open_decoder(source, options=SessionOptions(intra_op_num_threads=1))
+        providers = arguments.providers.split(",") if arguments.providers else None
+        decoder = open_decoder(source, options=SessionOptions(intra_op_num_threads=1), providers=providers)
         measure(decoder, arguments.steps)
         decoder.close()
 

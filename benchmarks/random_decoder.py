@@ -1,7 +1,11 @@
-"""Decoders of well-known sizes with random weights, written as ONNX graphs by miniort-models."""
+"""Decoders of well-known sizes with random weights: as ONNX graphs by miniort-models, as checkpoints, and built for onnxruntime-genai."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -9,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from miniort_models.conversion import convert
 
@@ -109,4 +115,41 @@ def write(config: Mapping[str, Any], folder: Path, name: str) -> Path:
     """The decoder's graphs and weights in a folder, which is left as it is if it's there already."""
     if not folder.exists():
         convert(RandomWeights(name, config), folder)
+    return folder
+
+
+def write_checkpoint(config: Mapping[str, Any], folder: Path, name: str) -> Path:
+    """The same weights as Hugging Face stores them, with a tokenizer of single bytes; left as it is if it's there already."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        weights = RandomWeights(name, config)
+        save_file({each: weights.read(each) for each in weights.names()}, folder / "model.safetensors", {"format": "pt"})
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        tokenizer = Tokenizer(models.BPE({character: index for index, character in enumerate(alphabet)}, []))
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()  # type: ignore[assignment]
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+        (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def build_genai(checkpoint: Path, folder: Path) -> Path:
+    """What onnxruntime-genai's builder makes of a checkpoint, in float32; left as it is if it's there already. Needs torch as well."""
+    if not folder.exists():
+        builder = [
+            sys.executable,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-m",
+            str(checkpoint),
+            "-o",
+            str(folder),
+            "-p",
+            "fp32",
+            "-e",
+            "cpu",
+        ]
+        done = subprocess.run(builder, capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False)
+        if done.returncode:
+            raise SystemExit(f"onnxruntime-genai's builder failed:\n{done.stderr}")
     return folder

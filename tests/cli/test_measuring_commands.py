@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,9 +51,48 @@ def test_bench_alone_prints_a_table(miniort: Miniort) -> None:
 
 
 @pytest.mark.parametrize(
+    ("new_tokens", "contexts"), [("2", [16]), ("250", [7])], ids=["those that fit", "what fits where none of them does"]
+)
+def test_bench_chooses_contexts_that_the_model_has_room_for(miniort: Miniort, new_tokens: str, contexts: list[int]) -> None:
+    result = miniort("bench", "demo", "--new-tokens", new_tokens, "--rounds", "1", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert [each["context"] for each in json.loads(result.stdout)["results"]] == contexts
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["gpt2/optimum_legacy", "gpt2/optimum_legacy/decoder_model_merged.onnx", "gpt2/ort_convert_fused", "llama/fp16_fp32io"],
+    ids=["two graphs", "merged", "packed", "half inside"],
+)
+def test_bench_of_what_exporters_write(miniort: Miniort, collection: Path, path: str) -> None:
+    arguments = ("--against", "onnxruntime", "--contexts", "5", "--new-tokens", "3", "--rounds", "1", "--json")
+    result = miniort("bench", str(collection / path), *arguments)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["results"][0]["tokens_agree"] is True
+
+
+def test_bench_says_what_onnxruntime_can_not_open(miniort: Miniort, collection: Path) -> None:
+    result = miniort("bench", str(collection / "llama" / "dynamo_bf16"), "--against", "onnxruntime", "--contexts", "5")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("miniort: error: onnxruntime can't open the model's graphs: ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_bench_without_onnxruntime(miniort: Miniort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    result = miniort("bench", "demo", "--against", "onnxruntime", "--contexts", "5")
+    assert result.exit_code == 2
+    assert result.stderr == "miniort: error: onnxruntime isn't installed, so there's nothing to measure against: pip install onnxruntime\n"
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--contexts", "250", "--new-tokens", "20"], "250 tokens and 20 new ones are more than the model's context of 256"),
+        (
+            ["--contexts", "16,250", "--new-tokens", "20"],
+            "250 tokens and 20 new ones are more than the model's context of 256; give --contexts of at most 237, or fewer --new-tokens",
+        ),
+        (["--new-tokens", "300"], "300 new tokens are more than the model's context of 256; give fewer --new-tokens"),
         (["--contexts", "5,x"], "isn't a list of numbers of tokens"),
         (["--contexts", "0"], "isn't a list of numbers of tokens"),
         (["--contexts", "5", "--cache", "nothing"], "nothing"),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from miniort.types import IntArray
     from miniort_cli.onnxruntime_peer import OnnxRuntimePeer
 
+DEFAULT_CONTEXTS = (16, 512, 1000)
+
 PAUSE = 0.05
 """Seconds between two peers: a peer's threads spin for a while after their last work."""
 
@@ -58,8 +60,10 @@ class ContextResult:
         return None if self.peer is None else self.peer.tokens == self.miniort.tokens
 
 
-def parse_contexts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+def parse_contexts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """`"16,512"` -> `(16, 512)`."""
+    if value is None:
+        return None
     try:
         contexts = tuple(int(text) for text in value.split(","))
     except ValueError:
@@ -73,7 +77,10 @@ def parse_contexts(ctx: click.Context, param: click.Parameter, value: str) -> tu
 @click.argument("model")
 @click.option("--against", type=click.Choice(["onnxruntime"]), help="Run this on the same graphs as well, in turns.")
 @click.option(
-    "--contexts", callback=parse_contexts, default="16,512,1000", show_default=True, metavar="N,N", help="Lengths of prompts, in tokens."
+    "--contexts",
+    callback=parse_contexts,
+    metavar="N,N",
+    help="Lengths of prompts, in tokens.  [default: those of 16, 512 and 1000 that the model has room for]",
 )
 @click.option("--new-tokens", type=click.IntRange(min=2), default=16, show_default=True, help="Tokens that follow each prompt.")
 @click.option(
@@ -87,7 +94,7 @@ def parse_contexts(ctx: click.Context, param: click.Parameter, value: str) -> tu
 def bench(
     model: str,
     against: str | None,
-    contexts: Sequence[int],
+    contexts: Sequence[int] | None,
     new_tokens: int,
     rounds: int,
     threads: int | None,
@@ -97,7 +104,6 @@ def bench(
     as_json: bool,
 ) -> None:
     """Measure MODEL, a decoder: the time of prompts and of the tokens that follow, with random prompts and greedy tokens."""
-    from miniort.errors import GenerationError
     from miniort.generation import open_decoder
     from miniort.runtime.session import SessionOptions
     from miniort_cli.onnxruntime_peer import OnnxRuntimePeer
@@ -105,10 +111,7 @@ def bench(
     started = time.perf_counter()
     with closing(open_decoder(model, providers=providers, options=SessionOptions(intra_op_num_threads=threads), bindings=bind)) as decoder:
         load_seconds = time.perf_counter() - started
-        limit = decoder.context_length
-        for context in contexts:
-            if limit is not None and context + new_tokens > limit + 1:
-                raise GenerationError(f"{context} tokens and {new_tokens} new ones are more than the model's context of {limit}")
+        contexts = _contexts(contexts, new_tokens, decoder.context_length)
         started = time.perf_counter()
         peer = OnnxRuntimePeer(decoder, threads) if against else None
         peer_load_seconds = time.perf_counter() - started
@@ -126,6 +129,24 @@ def bench(
     _print(results, against)
     loaded = f"loaded in {load_seconds:.2f} s"
     click.echo(f"\n{loaded}{f'; {against} {peer.version} in {peer_load_seconds:.2f} s' if peer is not None else ''}")
+
+
+def _contexts(asked: Sequence[int] | None, new_tokens: int, limit: int | None) -> Sequence[int]:
+    """The contexts to measure. GenerationError for one that's asked for and that the model has no room for with the new tokens."""
+    from miniort.errors import GenerationError
+
+    if limit is None:
+        return asked or DEFAULT_CONTEXTS
+    most = limit + 1 - new_tokens  # the last new token isn't run any more
+    if most < 1:
+        raise GenerationError(f"{new_tokens} new tokens are more than the model's context of {limit}; give fewer --new-tokens")
+    for context in asked or ():
+        if context > most:
+            raise GenerationError(
+                f"{context} tokens and {new_tokens} new ones are more than the model's context of {limit}; "
+                f"give --contexts of at most {most}, or fewer --new-tokens"
+            )
+    return asked or [context for context in DEFAULT_CONTEXTS if context <= most] or [most]
 
 
 def _measure(decoder: Decoder, cache: Named, peer: OnnxRuntimePeer | None, context: int, new_tokens: int, rounds: int) -> ContextResult:

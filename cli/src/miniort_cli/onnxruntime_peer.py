@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from miniort.types import IntArray
 
 if TYPE_CHECKING:
     from miniort.generation import Decoder
+    from miniort.generation.binding import GraphBinding
 
 _AS_EXPORTED = Join(False, "onnxruntime runs the graphs as they are")
 
 
 class OnnxRuntimePeer:
-    """Continues one prompt greedily. PluginError if onnxruntime isn't installed, or can't open the graphs.
+    """Continues one prompt greedily. PluginError if onnxruntime isn't installed, or can't open or run the graphs.
 
     threads: as for a session; None for onnxruntime's own default.
     """
@@ -40,21 +42,27 @@ class OnnxRuntimePeer:
                 onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]) for path in decoder.source.graphs
             ]
         except Exception as error:
-            # onnxruntime raises classes of its own that aren't public.
-            raise PluginError(f"onnxruntime can't open the model's graphs: {str(error).splitlines()[0]}") from error
+            raise _failed("open", error) from error
+        merged = len(self._sessions) == 1 and self._binding.prefill is not None
+        self._choice = next((each.name for each in self._sessions[0].get_inputs() if each.type == "tensor(bool)"), None) if merged else None
 
     def tokens(self, prompt: IntArray) -> Iterator[int]:
         """The ids that follow a prompt, [1, time], without end."""
         binding, tokens, total = self._binding, prompt, prompt.shape[1]
         graph, session = binding.prefill or binding.decode, self._sessions[0]
-        empty = [np.zeros((1, binding.kv_heads, 0, size), binding.dtype) for size in (binding.head_dim, binding.value_head_dim)]
-        past: dict[str, Any] = past_feeds(graph, [(empty[0], empty[1])] * len(graph.past))
+        past = self._empty_past(binding.decode if self._choice else graph)
         while True:
             new = tokens.shape[1]
             step = Step(tokens, np.arange(total - new, total)[None], np.ones((1, total), np.int64), np.arange(total), every_logit=False)
             shape = (1, binding.kv_heads, total - new, binding.head_dim)
             feeds = step_feeds(graph, _AS_EXPORTED, step, None, shape)  # type: ignore[arg-type]  # nothing appends, so there's no cache
-            outputs = dict(zip([each.name for each in session.get_outputs()], session.run(None, {**feeds, **past}), strict=True))
+            if self._choice:
+                feeds[self._choice] = np.array([graph is binding.decode])
+            try:
+                found = session.run(None, {**feeds, **past})
+            except Exception as error:
+                raise _failed("run", error) from error
+            outputs = dict(zip([each.name for each in session.get_outputs()], found, strict=True))
             logits = outputs[graph.logits]
             token = int((logits[0, -1] if logits.ndim == 3 else logits[0]).argmax())
             yield token
@@ -64,3 +72,18 @@ class OnnxRuntimePeer:
                 past[old.value] = outputs[present.value]
             graph, session = binding.decode, self._sessions[-1]
             tokens, total = np.array([[token]]), total + 1
+
+    def _empty_past(self, graph: GraphBinding) -> dict[str, Any]:
+        """A past without tokens, of the types that the graph itself takes."""
+        binding, found = self._binding, dict[str, Any]()
+        for names in graph.past:
+            key, value = (
+                np.zeros((1, binding.kv_heads, 0, size), graph.dtypes[names.key]) for size in (binding.head_dim, binding.value_head_dim)
+            )
+            found |= past_feeds(replace(graph, past=(names,)), [(key, value)])
+        return found
+
+
+def _failed(what: str, error: Exception) -> PluginError:
+    """onnxruntime raises classes of its own that aren't public."""
+    return PluginError(f"onnxruntime can't {what} the model's graphs: {str(error).splitlines()[0]}")

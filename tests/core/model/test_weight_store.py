@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -146,3 +148,21 @@ def test_a_fold_that_one_session_could_not_make_is_made_by_another() -> None:
     assert [node.op for node in without.explain().nodes] == ["test.Twice", "Add"]
     session = InferenceSession(proto, weights=store, kernels=[kernel])
     assert [node.op for node in session.explain().nodes] == ["Add"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="only Linux tells how much of a process's memory is of files")
+def test_a_mapped_weight_that_is_released_takes_no_memory(tmp_path: Path) -> None:
+    def of_files() -> int:
+        found = re.search(r"^RssFile:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+        assert found is not None
+        return int(found[1]) << 10
+
+    path, shape = tmp_path / "weights.bin", (4 << 20,)
+    np.arange(shape[0], dtype=np.float32).tofile(path)
+    store = WeightStore()
+    weight = store.map_file(path, 0, None, np.dtype(np.float32), shape)
+    total, read = weight.sum(dtype=np.float64), of_files()
+    store.release(weight)
+    assert read - of_files() > 15 << 20
+    assert weight.sum(dtype=np.float64) == total, "whoever else uses it still has it"
+    assert store.map_file(path, 0, None, np.dtype(np.float32), shape) is weight

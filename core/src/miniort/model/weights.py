@@ -115,12 +115,13 @@ class WeightStore:
     def release(self, array: Array) -> None:
         """Hold a weight no longer, as what was made from it takes its place. Whoever else uses it keeps it, and may intern it again.
 
-        One that's mapped from a file stays known: it takes no memory of its own, and another session may have it already.
+        One that's mapped from a file stays known, as another session may have it already, but none of its pages stays in memory.
         """
         with self._lock:
             key = self._keys.get(id(array))
-            mapped = isinstance(key, tuple) and key[:1] == ("file",)
-            if key is not None and not mapped and self._weights.get(key) is array:
+            if isinstance(key, tuple) and key[:1] == ("file",):
+                let_go_of_pages(array)
+            elif key is not None and self._weights.get(key) is array:
                 del self._weights[key], self._keys[id(array)]
 
     @property

@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from miniort import __version__
+from miniort.cache_directory import cache_directory
 from miniort.errors import ModelError
-from miniort_models.cache_directory import cache_directory
 
 SOURCE = "source.json"
 

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from miniort.cache_directory import cache_directory
 from miniort.errors import ModelError
-from miniort_models.cache_directory import cache_directory
 from miniort_models.hub import HubFile, check_hub_name, is_hub_name
 from miniort_models.hub_cache import CachedRepository
 

@@ -1,4 +1,4 @@
-"""Where miniort keeps what it can make again: pulled and converted models."""
+"""Where miniort keeps what it can make again: pulled and converted models, and optimised graphs."""
 
 from __future__ import annotations
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+# Tests shall run the passes and not read what they made before; with a number here and MINIORT_CACHE_DIR they do the latter.
+os.environ.setdefault("MINIORT_GRAPH_CACHE_MB", "0")
+
 # Tests run in several processes, and each would otherwise have as many BLAS threads as there are cores. Read when NumPy is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -28,6 +31,15 @@ def the_same_draws_in_every_process(request: pytest.FixtureRequest, monkeypatch:
         hypothesis_providers.CONSTANTS_CACHE.cache.clear()
         nothing = type(hypothesis_providers._local_constants)()
         monkeypatch.setattr(hypothesis_providers, "_get_local_constants", lambda: nothing)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Nothing is written into the cache of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        if "MINIORT_CACHE_DIR" not in os.environ:
+            patch.setenv("MINIORT_CACHE_DIR", str(tmp_path_factory.mktemp("miniort-cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -205,6 +205,26 @@ def check_padded_batch(decoder: Decoder, fixture: Fixture, expected: dict[str, A
     np.testing.assert_allclose(logits[:, 0], alone, atol=1 if shared_scales else fixture.tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda fixture: fixture.path)
+def test_every_decoder_is_the_same_from_the_cache_of_graphs(
+    fixture: Fixture, collection: Path, plugins: PluginManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first that's kept, so nothing that a graph may have is lost on the way to the disk."""
+    fresh = open_decoder(collection / fixture.path, plugins=plugins)
+    monkeypatch.setenv("MINIORT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MINIORT_GRAPH_CACHE_MB", "100")
+    open_decoder(collection / fixture.path, plugins=plugins)
+    assert len(list((tmp_path / "graphs").iterdir())) == len(fresh.sessions)
+    kept = open_decoder(collection / fixture.path, plugins=plugins)
+    assert (kept.binding, kept.joins) == (fresh.binding, fresh.joins)
+    ids = recorded(collection, fixture)["input_ids"]
+    for mine, others in zip(continued(kept, ids, 5), continued(fresh, ids, 5), strict=True):
+        np.testing.assert_array_equal(mine, others)
+    for name, session in kept.sessions.items():
+        assert session.explain() == fresh.sessions[name].explain()
+        assert [step.info for step in session.plan.steps] == [step.info for step in fresh.sessions[name].plan.steps]
+
+
 @pytest.mark.parametrize("path", ["gpt2/optimum/model.onnx", "gpt2/optimum_legacy", "llama/genai_fp32_nofuse/model.onnx"])
 def test_a_prompt_in_chunks(path: str, collection: Path, plugins: PluginManager) -> None:
     """Also where the graph of a step has no mask between new tokens, and where it gives the last logits alone."""

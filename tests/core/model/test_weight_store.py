@@ -166,3 +166,17 @@ def test_a_mapped_weight_that_is_released_takes_no_memory(tmp_path: Path) -> Non
     assert read - of_files() > 15 << 20
     assert weight.sum(dtype=np.float64) == total, "whoever else uses it still has it"
     assert store.map_file(path, 0, None, np.dtype(np.float32), shape) is weight
+
+
+def test_places_in_files(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    np.arange(8, dtype=np.float32).tofile(path)
+    store = WeightStore()
+    mapped = store.map_file(path, 8, None, np.dtype(np.float32), (2, 3))
+    other = store.intern(np.ones(3, np.float32))
+    assert store.place_in_file(mapped) == (str(path.resolve()), 8)
+    assert store.place_in_file(other) is None
+    assert store.find(store.key(other)) is other
+    assert store.find(("no", "such")) is None
+    assert store.place_in_file(np.ones(3, np.float32)) is None
+    assert {id(array) for array in store.arrays()} == {id(mapped), id(other)}

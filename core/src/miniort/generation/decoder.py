@@ -11,28 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from miniort.default_layout import DEFAULT_LAYOUT
 from miniort.errors import CacheError, ChatTemplateError, GenerationError, ModelError, TokenizerError
-from miniort.generation.binding import DecoderBinding, GraphBinding, bind_decoder
+from miniort.generation.binding import DecoderBinding, GraphBinding
 from miniort.generation.cache import CacheLayoutInfo, CacheSpec, KVCache, ReservedTokens, layer_contents
 from miniort.generation.device_choice import DeviceLogits, ProcessorOnDevice, SamplerOnDevice, TokenChooser
-from miniort.generation.join import CACHE_APPEND, Join, join_cache
-from miniort.generation.last_logits import ask_for_logits, with_first_logit
-from miniort.generation.merged import CACHE_BRANCH, is_merged, take_branch
+from miniort.generation.join import CACHE_APPEND, Join
+from miniort.generation.joined_graphs import DECODE, PREFILL, DecoderGraphs, JoinedGraph
+from miniort.generation.last_logits import with_first_logit
 from miniort.generation.probes import heeds_padding, sees_later_tokens
 from miniort.generation.prompt_store import CACHE_STORE
 from miniort.generation.recorded_steps import RecordedSteps, ReplayCounts
 from miniort.generation.sampling import LogitsProcessor, LogitsProcessorInfo, Sampler, SamplerInfo, Search, create_with_options
 from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat, Tokenizer
 from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_feeds
-from miniort.model.loading import load_model
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
 from miniort.providers import ChoosesTokens, KeepsCaches, RecordsRuns
 from miniort.runtime.session import InferenceSession, SessionOptions
-from miniort.types import FloatArray, IntArray
+from miniort.types import DType, FloatArray, IntArray
 
 
 @dataclass(frozen=True)
@@ -126,25 +124,21 @@ class Decoder:
         self.source = source
         self.plugins = plugins or create_plugin_manager()
         self.weights = weights or WeightStore()
-        roles = dict(bindings or {})
-        models = _load_graphs(source.graphs, self.weights, roles.get(CACHE_BRANCH, CACHE_BRANCH))
-        if len(models) > len(source.graphs):
-            roles.pop(CACHE_BRANCH, None)  # both branches are graphs of their own now
-        self.binding: DecoderBinding = bind_decoder([model.graph for model in models], roles)
+        graphs = DecoderGraphs(source.graphs, self.weights, bindings or {})
 
-        def bound(index: int, graph: GraphBinding) -> _BoundGraph:
-            join, graph = join_cache(models[index], graph, self.binding)
-            takes_first_logit = ask_for_logits(models[index], graph)
+        def bound(which: str, dtype: DType | None = None) -> tuple[_BoundGraph, DecoderBinding]:
+            recipe = graphs.recipe(which, dtype)
             session = InferenceSession(
-                models[index], options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND, CACHE_STORE]
+                recipe, options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND, CACHE_STORE]
             )
-            return _BoundGraph(session, graph, join, takes_first_logit)
+            joined = JoinedGraph.from_notes(session.notes)
+            return _BoundGraph(session, joined.graph, joined.join, joined.takes_first_logit), joined.decoder
 
-        prefill = self.binding.prefill
-        self._decode = bound(-1, self.binding.decode)
-        if self._decode.join.dtype is not None:  # what the steps append is what the cache is made of, also for the prompt
-            self.binding = replace(self.binding, dtype=np.dtype(self._decode.join.dtype))
-        self._prefill = self._decode if prefill is None else bound(0, prefill)
+        self._decode, binding = bound(DECODE)
+        appended = self._decode.join.dtype
+        # What the steps append is what the cache is made of, also for the prompt.
+        self.binding: DecoderBinding = binding if appended is None else replace(binding, dtype=np.dtype(appended))
+        self._prefill = self._decode if binding.prefill is None else bound(PREFILL, self.binding.dtype)[0]
         self.context_length = source.context_length
 
     @property
@@ -409,16 +403,6 @@ class Decoder:
         """Give the memory of all providers back."""
         for session in self.sessions.values():
             session.close()
-
-
-def _load_graphs(paths: Sequence[Path], weights: WeightStore, cache_branch: str) -> list[ir.Model]:
-    """The graphs of a decoder; the two that a merged one holds, for the prompt and for each step."""
-    models = [load_model(path, weights=weights) for path in paths]
-    if len(models) == 1 and is_merged(models[0], cache_branch):
-        models.append(load_model(paths[0], weights=weights))
-        for model, cached in zip(models, (False, True), strict=True):
-            take_branch(model, cached, cache_branch)
-    return models
 
 
 def find_source(model: str | os.PathLike[str], plugins: PluginManager) -> DecoderSource:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,9 +16,13 @@ import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from miniort.errors import ModelError
+from miniort.model.file_stamps import FileStamp
 from miniort.model.plain_form import MAP_TYPES, plain_form
 from miniort.model.weights import WeightStore
 from miniort.types import dtype_from_onnx
+
+EXTERNAL_FILES = "miniort.external_files"
+"""The key in an onnx-ir model's `meta` of the files that its weights lie in: location, as the model names it -> (path, `FileStamp`)."""
 
 ModelLike: TypeAlias = "str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model"
 
@@ -86,6 +91,8 @@ def _read(model: ModelLike) -> tuple[onnx.ModelProto, str]:
 
 def _map_external_data(model: ir.Model, name: str, folder: Path | None, weights: WeightStore) -> None:
     """Replace every external tensor by an array that is mapped from its file."""
+    files: dict[str, tuple[Path, FileStamp]] = {}
+    model.meta[EXTERNAL_FILES] = files
 
     def mapped(tensor: ir.ExternalTensor) -> ir.Tensor[Any]:
         if folder is None:
@@ -93,7 +100,11 @@ def _map_external_data(model: ir.Model, name: str, folder: Path | None, weights:
                 f"{name}: weight {tensor.name!r} is in the external file {os.fspath(tensor.location)!r}; "
                 "give base_dir, the folder that it is in"
             )
-        path = resolve_external_path(folder, os.fspath(tensor.location))
+        location = os.fspath(tensor.location)
+        path = resolve_external_path(folder, location)
+        if location not in files:
+            with suppress(OSError):  # a missing file is an error with more to say in a moment
+                files[location] = path, FileStamp.of(path)
         try:
             shape = tuple(int(size) for size in tensor.shape.numpy())
             dtype = dtype_from_onnx(int(tensor.dtype))

@@ -90,6 +90,24 @@ class WeightStore:
         """The key of an array that came from this store."""
         return self._keys[id(array)]
 
+    def find(self, key: WeightKey) -> Array | None:
+        """The store's own array with this key; None if it has none."""
+        with self._lock:
+            return self._weights.get(key)
+
+    def arrays(self) -> list[Array]:
+        """All weights that it holds, mapped ones included, and the arrays that passes made from them."""
+        with self._lock:
+            return list(self._weights.values())
+
+    def place_in_file(self, array: Array) -> tuple[str, int] | None:
+        """The real path of the file that this store mapped an array from, and the offset in it; None for one that's from elsewhere."""
+        key = self._keys.get(id(array))
+        if not isinstance(key, tuple) or key[0] != "file":
+            return None
+        _, (path, *_), offset, *_ = key
+        return path, offset
+
     def derive(self, array: Array, label: str, make: Callable[[Array], Any]) -> Any:
         """`make(array)`, made once and kept under the array's key and `label`."""
         with self._lock:
@@ -119,7 +137,7 @@ class WeightStore:
         """
         with self._lock:
             key = self._keys.get(id(array))
-            if isinstance(key, tuple) and key[:1] == ("file",):
+            if self.place_in_file(array) is not None:
                 let_go_of_pages(array)
             elif key is not None and self._weights.get(key) is array:
                 del self._weights[key], self._keys[id(array)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_ir as ir
 
@@ -28,11 +28,12 @@ SHAPE_INPUTS = frozenset({"miniort.past_shape"})
 
 @dataclass(frozen=True)
 class OpenProvider:
-    """A provider of a session, with the kernels that other plugins add to it."""
+    """A provider of a session, with the kernels that other plugins add to it, and the options that it was opened with."""
 
     name: str
     provider: Provider
     kernels: KernelTable
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

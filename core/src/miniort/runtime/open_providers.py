@@ -107,4 +107,4 @@ def _open(plugins: PluginManager, info: ProviderInfo, options: Mapping[str, Any]
         if kernel.provider != info.name:
             raise ProviderError(f"plugin {plugin_name!r} was asked for kernels of {info.name!r} and gave one of {kernel.provider!r}")
         kernels.add(kernel)
-    return OpenProvider(info.name, provider, kernels)
+    return OpenProvider(info.name, provider, kernels, given.options)

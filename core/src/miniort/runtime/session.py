@@ -16,10 +16,9 @@ import onnx_ir as ir
 from miniort.errors import InputError, KernelError, ModelError, PluginWarning, ProviderError
 from miniort.graph.inference import INFER_TYPES, INVENTED_SIZE
 from miniort.graph.passes import Change, GraphPass, Level, PassContext, run_passes
-from miniort.graph.pipeline import STANDARD_PASSES
 from miniort.kernels import Kernel, NodeContext, NodeView
 from miniort.model.constants import shape_of
-from miniort.model.loading import ModelLike, load_model
+from miniort.model.loading import ModelLike
 from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
@@ -27,7 +26,10 @@ from miniort.plugins import PluginManager, collect, collect_mapping, create_plug
 from miniort.providers import HOST, RecordsRuns, SurroundsRuns
 from miniort.runtime.assignment import Assigner, OpenProvider
 from miniort.runtime.explain import Explanation, explain
+from miniort.runtime.graph_cache import graph_place
+from miniort.runtime.graph_entry import PreparedGraph
 from miniort.runtime.memory_plan import MemoryPlan, memory_plan
+from miniort.runtime.model_recipe import ModelRecipe, recipe_of
 from miniort.runtime.observers import Observer
 from miniort.runtime.open_providers import open_providers
 from miniort.runtime.plan import Compiler, missing_kernel
@@ -75,7 +77,7 @@ class NodeArg:
 class _Origin:
     """What a session was built from; enough to build it again."""
 
-    model: ModelLike
+    model: ModelLike | ModelRecipe
     base_dir: str | os.PathLike[str] | None
     options: SessionOptions
     providers: str | Sequence[Any] | None
@@ -88,7 +90,8 @@ class _Origin:
 class InferenceSession:
     """Runs one model. Its `run` may be called from several threads at once.
 
-    path_or_model: a path, the bytes of a model, a ModelProto, or an onnx-ir model (which the session then owns and changes).
+    path_or_model: a path, the bytes of a model, a ModelProto, or an onnx-ir model (which the session then owns and changes). What passes
+        make of a model in a file is kept for the next session. A `ModelRecipe` makes the model when it's needed, and its notes are `notes`.
     sess_options: see `SessionOptions`.
     providers: names in the order in which they are asked for each node, or `(name, options)` pairs; onnxruntime's spelling
         (`"CPUExecutionProvider"`) is understood. None or `"auto"`: every available one, by priority. One that was asked for by name and
@@ -105,7 +108,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        path_or_model: ModelLike,
+        path_or_model: ModelLike | ModelRecipe,
         sess_options: SessionOptions | None = None,
         providers: str | Sequence[str | tuple[str, Mapping[str, Any]]] | None = None,
         provider_options: Sequence[Mapping[str, Any]] | None = None,
@@ -124,17 +127,19 @@ class InferenceSession:
         self.weights = origin.weights or WeightStore()
         self.plugins = origin.plugins or create_plugin_manager()
         level = self.options.level
-        model = load_model(origin.model, origin.base_dir, self.weights)
-        opsets = model.opset_imports  # passes may add to it
-        check_opsets("the model", opsets)
+        recipe = recipe_of(origin.model, origin.base_dir, self.weights)
+        if not recipe.files:  # nothing is kept of it, so its errors may come before a provider is opened
+            made = _make(recipe)
+            recipe = ModelRecipe(lambda: made)
         self.providers = open_providers(
             self.plugins, origin.providers, origin.provider_options, origin.kernels, threads=self.options.intra_op_num_threads
         )
         self._around = _around_runs(self.providers)
-        assigner = Assigner(self.providers, self.weights, opsets, self._select_kernel)
-        self.changes = self._run_passes(model, assigner, opsets, level)
-        self.model = model
-        self._placements = assigner.assign(model.graph)
+        graph = self._prepare(recipe, level, origin.kernels)
+        self.model = model = graph.model
+        self.changes = graph.changes
+        self.notes = graph.notes
+        self._placements = self._assigner(model).assign(model.graph)
         missing = [missing_kernel(each, each.view.name) for each in self._placements.values() if each.kernel is None]
         if missing and self.options.strict:
             more = f" ({len(missing) - 1} more nodes have none either)" if len(missing) > 1 else ""
@@ -170,7 +175,28 @@ class InferenceSession:
         chosen: Kernel | None = first_result(self.plugins, "miniort_select_kernel", node=view, candidates=candidates)
         return chosen
 
-    def _run_passes(self, model: ir.Model, assigner: Assigner, opsets: Mapping[str, int], level: Level) -> Sequence[Change]:
+    def _assigner(self, model: ir.Model) -> Assigner:
+        return Assigner(self.providers, self.weights, model.opset_imports, self._select_kernel)
+
+    def _prepare(self, recipe: ModelRecipe, level: Level, kernels: Sequence[Kernel]) -> PreparedGraph:
+        """The optimised graph: the one that an earlier start kept, else made now, and kept."""
+        offered = collect_mapping(self.plugins, "miniort_graph_passes", GraphPass)
+        passes = sorted(offered.values(), key=lambda each: each.level)
+        place = graph_place(recipe, level, passes, self.providers, self.plugins, kernels, self.weights)
+        kept = None if place is None else place.read(self.weights)
+        if kept is not None:
+            return kept
+        model, notes = _make(recipe)
+        graph = PreparedGraph(model, self._run_passes(model, passes, level), notes)
+        if place is not None:
+            place.write(graph, self.weights)
+        return graph
+
+    def _run_passes(self, model: ir.Model, offered: Sequence[GraphPass], level: Level) -> Sequence[Change]:
+        from miniort.graph.pipeline import STANDARD_PASSES  # a start whose graph was kept goes without the passes' modules
+
+        assigner = self._assigner(model)
+
         def evaluate(node: ir.Node, inputs: Sequence[Array | None]) -> Sequence[Array] | None:
             return _evaluate(assigner, node, inputs)
 
@@ -178,13 +204,10 @@ class InferenceSession:
             supports=lambda op, domain, version, dtypes: assigner.supports(op, domain, version, dtypes),
             evaluate=evaluate,
             weights=self.weights,
-            opsets=opsets,
+            opsets=model.opset_imports,  # passes may add to it
             provider_of=assigner.provider_of,
         )
-        offered = collect_mapping(self.plugins, "miniort_graph_passes", GraphPass)
-        passes = [*STANDARD_PASSES, *sorted(offered.values(), key=lambda each: each.level)]
-        if offered:
-            passes.append(INFER_TYPES)
+        passes = [*STANDARD_PASSES, *offered, *([INFER_TYPES] if offered else [])]
         return run_passes(model, passes, level, context)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object | None = None) -> list[Any]:
@@ -314,9 +337,16 @@ class InferenceSession:
             provider.provider.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if isinstance(self._origin.model, ir.Model):
+        if isinstance(self._origin.model, ir.Model | ModelRecipe):
             raise ModelError("a session over an onnx-ir model can't be pickled; build it from a path, bytes or a ModelProto")
         return _rebuild, (replace(self._origin, weights=None, plugins=None),)
+
+
+def _make(recipe: ModelRecipe) -> tuple[ir.Model, Mapping[str, Any]]:
+    """What the recipe makes. ModelError if the model is of a newer opset than the installed onnx knows."""
+    model, notes = recipe.make()
+    check_opsets("the model", model.opset_imports)
+    return model, notes
 
 
 class _Nested:

@@ -60,6 +60,7 @@ CONTRACT_MODULES = (
     "miniort.pool",
     "miniort.providers",
     "miniort.runtime.explain",
+    "miniort.runtime.model_recipe",
     "miniort.runtime.observers",
     "miniort.runtime.session",
     "miniort.testing.cache_layouts",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, TypeAlias
 
 from miniort.errors import MiniortError, ModelError
-from miniort.model.weights import WeightStore
 from miniort.types import Array, DType
+
+if TYPE_CHECKING:  # a plugin says what passes it has before anything of a graph is needed
+    import onnx_ir as ir
+
+    from miniort.model.weights import WeightStore
 
 
 class Level(IntEnum):
@@ -42,8 +45,8 @@ class Change:
 
 
 Supports = Callable[[str, str, int, Sequence[DType | None]], bool]
-Evaluate = Callable[[ir.Node, Sequence[Array | None]], "Sequence[Array] | None"]
-ProviderOf = Callable[[ir.Node], "str | None"]
+Evaluate: TypeAlias = "Callable[[ir.Node, Sequence[Array | None]], Sequence[Array] | None]"
+ProviderOf: TypeAlias = "Callable[[ir.Node], str | None]"
 
 
 @dataclass

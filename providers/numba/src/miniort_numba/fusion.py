@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from miniort.graph.cleanup import replace_outputs
 from miniort.graph.matching import consumers, int_attribute, integers, is_enclosed, other_input, producer
-from miniort.graph.passes import GraphPass, Level, PassContext
+from miniort.graph.passes import PassContext
 from miniort.graph.replacement import replace_value
 from miniort.model.constants import is_constant, shape_of
 
@@ -310,6 +310,3 @@ def _place(graph: ir.Graph, inputs: Sequence[ir.Value], outputs: Sequence[ir.Val
             return None if missing else node
         missing.discard(node)
     return None
-
-
-FUSE_DECODER_BLOCKS = GraphPass("fuse-decoder-blocks", Level.ALL, fuse_decoder_blocks)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from miniort.graph.passes import GraphPass, Level
 from miniort.plugins.hookspecs import hookimpl
 from miniort.providers import Availability, ProviderInfo, ProviderOptions
 
 if TYPE_CHECKING:
-    from miniort.graph.passes import GraphPass
+    import onnx_ir as ir
+
+    from miniort.graph.passes import PassContext
     from miniort_numba.provider import NumbaProvider
 
 
@@ -22,9 +25,14 @@ def miniort_providers() -> list[ProviderInfo]:
 @hookimpl
 def miniort_graph_passes() -> list[GraphPass]:
     """Fusing what this provider gets; sessions without it stay as they are."""
-    from miniort_numba.fusion import FUSE_DECODER_BLOCKS
+    return [GraphPass("fuse-decoder-blocks", Level.ALL, fuse)]
 
-    return [FUSE_DECODER_BLOCKS]
+
+def fuse(model: ir.Model, context: PassContext) -> None:
+    """See `miniort_numba.fusion`, which is imported only when a graph is there."""
+    from miniort_numba.fusion import fuse_decoder_blocks
+
+    fuse_decoder_blocks(model, context)
 
 
 def check() -> Availability:

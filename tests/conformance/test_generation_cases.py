@@ -18,6 +18,9 @@ LAYOUTS = list(collect_mapping(create_plugin_manager(), "miniort_cache_layouts",
 LAYOUT_OPTIONS = {"int8": {"block": 1}}
 """Padding moves the blocks of tokens that share a scale, so `int8` gives a row what it gives it alone only with blocks of one token."""
 
+TOLERANCE = {"int8": 5e-2}
+"""A key that lies between two steps of int8 may be rounded either way, as its last bits depend on how BLAS divides a batch."""
+
 
 @pytest.fixture(scope="module", params=["gpt2_optimum", "llama_optimum"])
 def decoder(request: pytest.FixtureRequest, data: Path, plugins: PluginManager) -> Decoder:
@@ -44,7 +47,8 @@ def test_batch_of_eight_is_eight_alone(decoder: Decoder, layout: str, options: d
         alone.append_tokens(row)
         own = list(generate(alone, 10))
         assert [int(step.ids[index]) for step in steps] == [int(step.ids[0]) for step in own]
-        np.testing.assert_allclose([step.logits[index] for step in steps], [step.logits[0] for step in own], atol=1e-4, rtol=0)
+        atol = TOLERANCE.get(layout, 1e-4)
+        np.testing.assert_allclose([step.logits[index] for step in steps], [step.logits[0] for step in own], atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize(("p", "kept"), [(0.9, 3), (1e-8, 1), (0.5, 1), (0.51, 2), (0.9501, 4), (1.0, 4)])

@@ -5,6 +5,7 @@ ratio is that of the fastest runs, which on a busy machine says more.
 
     python benchmarks/vision.py                            # every model; downloads some wheels once
     python benchmarks/vision.py light_resnet50 ddddocr_det --rounds 20
+    python benchmarks/vision.py --providers numba,cpu
     python benchmarks/vision.py --list
 """
 
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names of models; all of them if none is given")
     parser.add_argument("--rounds", type=int, default=11, help="how often each runtime runs each model (default 11)")
     parser.add_argument("--threads", type=int, default=2, help="threads of each runtime (default 2)")
+    parser.add_argument("--providers", default="cpu", help="miniort's providers, in the order in which they're asked (default cpu)")
     parser.add_argument("--reference", action="store_true", help="measure onnx.reference too, in one round: it's slow")
     parser.add_argument("--list", action="store_true", help="print the models' names and leave")
     arguments = parser.parse_args()
@@ -37,17 +39,20 @@ def main() -> None:
     reference = f"{'reference':>14}{'ratio':>8}" if arguments.reference else ""
     print(f"{'model':<22}{'miniort':>12}{'onnxruntime':>14}{'ratio':>8}{'fastest':>9}{reference}")
     for name in arguments.models or MODELS:
-        print(measured(MODELS[name], arguments.rounds, arguments.threads, arguments.reference), flush=True)
+        print(measured(MODELS[name], arguments), flush=True)
 
 
-def measured(model: RealModel, rounds: int, threads: int, with_reference: bool) -> str:
+def measured(model: RealModel, arguments: argparse.Namespace) -> str:
     """One line: the median of each runtime in milliseconds, miniort's as a multiple of onnxruntime's, and that of their fastest runs."""
     feed = model.feed(np.random.default_rng(0))
-    runs = {"miniort": open_miniort(model, feed, threads), "onnxruntime": open_onnxruntime(model, feed, threads)}
+    runs = {
+        "miniort": open_miniort(model, feed, arguments.threads, arguments.providers.split(",")),
+        "onnxruntime": open_onnxruntime(model, feed, arguments.threads),
+    }
     for run in runs.values():
         run()  # what is allocated or tuned once isn't measured
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds):
+    for _ in range(arguments.rounds):
         for name, run in runs.items():
             time.sleep(0.2)  # the peer's threads spin for a while after their last work, OpenBLAS's for 0.1 s
             run()  # and this one's have to wake up
@@ -55,7 +60,7 @@ def measured(model: RealModel, rounds: int, threads: int, with_reference: bool) 
     ours, theirs = (median(times[name]) * 1e3 for name in ("miniort", "onnxruntime"))
     fastest = min(times["miniort"]) / min(times["onnxruntime"])
     line = f"{model.name:<22}{ours:>9.2f} ms{theirs:>11.2f} ms{ours / theirs:>8.2f}{fastest:>9.2f}"
-    if with_reference:
+    if arguments.reference:
         try:
             reference = seconds(open_reference(model, feed)) * 1e3
         except Exception as error:  # whatever it can't do, the line says so
@@ -71,11 +76,11 @@ def seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def open_miniort(model: RealModel, feed: Feed, threads: int) -> Callable[[], Any]:
-    """A run of the model by miniort, on the CPU."""
+def open_miniort(model: RealModel, feed: Feed, threads: int, providers: list[str]) -> Callable[[], Any]:
+    """A run of the model by miniort."""
     from miniort import InferenceSession, SessionOptions
 
-    session = InferenceSession(model.path(), SessionOptions(intra_op_num_threads=threads), providers=["cpu"])
+    session = InferenceSession(model.path(), SessionOptions(intra_op_num_threads=threads), providers=providers)
     return lambda: session.run(None, feed)
 
 

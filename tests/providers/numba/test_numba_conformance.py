@@ -18,7 +18,7 @@ from miniort.generation import Generator, generate, open_decoder
 from miniort.plugins import PluginManager
 from miniort.testing import ProviderConformance
 from miniort.testing.operators import operators_of
-from miniort_numba.kernels import KERNELS
+from miniort_numba.provider import KERNELS
 
 LAYOUTS = ("static", "paged", "concat_bhtd")
 

@@ -5,10 +5,27 @@ from __future__ import annotations
 from miniort.host_provider import HostProvider
 from miniort.kernels import merge_tables
 from miniort.providers import ProviderOptions
-from miniort_numba import fused_kernels, kernels
+from miniort_numba import (
+    activation_kernels,
+    convolution_kernels,
+    fused_kernels,
+    integer_kernels,
+    kernels,
+    normalization_kernels,
+    pooling_kernels,
+)
 from miniort_numba.team import Crew, hire
 
-KERNELS = merge_tables("numba", kernels.KERNELS, fused_kernels.KERNELS)
+KERNELS = merge_tables(
+    "numba",
+    kernels.KERNELS,
+    fused_kernels.KERNELS,
+    convolution_kernels.KERNELS,
+    pooling_kernels.KERNELS,
+    normalization_kernels.KERNELS,
+    activation_kernels.KERNELS,
+    integer_kernels.KERNELS,
+)
 
 
 class NumbaProvider(HostProvider):

@@ -14,6 +14,9 @@ from miniort_numba.team import PART, address_of, keep, share
 ELEMENTS_PER_CHUNK = 1 << 14
 """Elements that a chunk should have at least: some 10 µs of work."""
 
+BLOCK = 1 << 12
+"""Elements that are copied and then changed in place: 16 KB, which the first cache holds."""
+
 _SQRT_2_OVER_PI, _CUBIC = np.float32(0.7978845608028654), np.float32(0.044715)
 _ONE, _MINUS_TWO = np.float32(1), np.float32(-2)
 
@@ -74,32 +77,43 @@ def _root_mean_square_rows(arguments: int, begin: int, end: int) -> None:
 
 
 @njit(**EACH)
-def gelu_range(x: Array, y: Array, begin: int, end: int) -> None:
-    """y = x/2 · (1 + tanh(u)) = x / (1 + exp(-2 · u)), u = √(2/π) · (x + 0.044715 x³). x, y: [n]."""
-    for i in range(begin, end):
+def gelu(x: Array) -> None:
+    """x becomes x/2 · (1 + tanh(u)) = x / (1 + exp(-2 · u)), u = √(2/π) · (x + 0.044715 x³). x: [n]."""
+    for i in range(x.size):
         v = x[i]
-        y[i] = v / (_ONE + exponential(_MINUS_TWO * _SQRT_2_OVER_PI * (v + _CUBIC * v * v * v)))
+        x[i] = v / (_ONE + exponential(_MINUS_TWO * _SQRT_2_OVER_PI * (v + _CUBIC * v * v * v)))
 
 
 @njit(**EACH)
-def swish_range(x: Array, alpha: float, y: Array, begin: int, end: int) -> None:
-    """y = x · sigmoid(alpha · x) = x / (1 + exp(-alpha · x)). x, y: [n]."""
-    for i in range(begin, end):
+def swish(x: Array, alpha: np.float32) -> None:
+    """x becomes x · sigmoid(alpha · x) = x / (1 + exp(-alpha · x)). x: [n]."""
+    for i in range(x.size):
         v = x[i]
-        y[i] = v / (_ONE + exponential(-alpha * v))
+        x[i] = v / (_ONE + exponential(-alpha * v))
+
+
+@njit(**PLAIN)
+def copied_part(words: Array, start: int, stop: int) -> Array:
+    """The elements `start` to `stop` of y, which x's are copied to if y isn't x itself: formulas of one array compile to vectors."""
+    y = carray(floats_at(words[1]), words[2])[start:stop]
+    if words[0] != words[1]:
+        y[:] = carray(floats_at(words[0]), words[2])[start:stop]
+    return y
 
 
 @cfunc(PART, cache=True, error_model="numpy")
 def _gelu(arguments: int, begin: int, end: int) -> None:
     words = carray(words_at(arguments), 4)
-    gelu_range(carray(floats_at(words[0]), words[2]), carray(floats_at(words[1]), words[2]), begin, end)
+    for start in range(begin, end, BLOCK):
+        gelu(copied_part(words, start, min(start + BLOCK, end)))
 
 
 @cfunc(PART, cache=True, error_model="numpy")
 def _swish(arguments: int, begin: int, end: int) -> None:
     words = carray(words_at(arguments), 4)
     alpha = carray(floats_at(words[3]), 1)[0]
-    swish_range(carray(floats_at(words[0]), words[2]), alpha, carray(floats_at(words[1]), words[2]), begin, end)
+    for start in range(begin, end, BLOCK):
+        swish(copied_part(words, start, min(start + BLOCK, end)), alpha)
 
 
 LAYER_ROWS, ROOT_MEAN_SQUARE_ROWS = address_of(_layer_rows), address_of(_root_mean_square_rows)

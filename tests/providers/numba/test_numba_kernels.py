@@ -15,7 +15,7 @@ import miniort_cpu.plugin
 import miniort_numba.plugin
 from miniort.errors import ProviderError
 from miniort.providers import ProviderOptions
-from miniort_numba.compiled import attention, products, rows
+from miniort_numba.compiled import attention, products, prompt_attention, rows
 from miniort_numba.provider import NumbaProvider
 from miniort_numba.team import Crew, hire
 
@@ -83,7 +83,9 @@ def test_activations(crew: Crew) -> None:
     np.testing.assert_allclose(x, gelu, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("sizes", [(1, 4, 4, 1, 200), (2, 6, 3, 1, 70), (2, 6, 3, 5, 70), (1, 2, 2, 150, 150), (1, 9, 3, 30, 93)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 4, 4, 1, 200), (2, 6, 3, 1, 70), (2, 6, 3, 5, 70), (1, 2, 2, 150, 150), (1, 9, 3, 30, 93), (1, 4, 2, 7, 600)]
+)
 @pytest.mark.parametrize("masked", ["nothing", "causal", "everything", "by row", "by head"])
 def test_attention(crew: Crew, sizes: tuple[int, ...], masked: str) -> None:
     batch, heads, kv_heads, queries, keys = sizes
@@ -104,10 +106,29 @@ def test_attention(crew: Crew, sizes: tuple[int, ...], masked: str) -> None:
     weights = np.exp(0.3 * q @ repeated_k.swapaxes(2, 3)) * seen
     total = weights.sum(-1, keepdims=True)
     wanted = weights @ repeated_v / np.where(total == 0, 1, total)
+    given, offset = NO_MASK if mask is None else mask.view(np.uint8), 0 if masked == "causal" else -1
     y = np.full((batch, queries, heads, 24), np.nan, np.float32)
-    given = NO_MASK if mask is None else mask.view(np.uint8)
-    attention.attend(crew.board, crew.helpers, attention.ATTEND, q, k, v, given, 0 if masked == "causal" else -1, 0.3, y)
+    prompt_attention.attend_by_strips(crew.board, crew.helpers, prompt_attention.BY_STRIPS, q, k, v, given, offset, 0.3, y)
     np.testing.assert_allclose(y.transpose(0, 2, 1, 3), wanted, atol=1e-5)
+    if heads // kv_heads * queries <= attention.FEW_ROWS:
+        y[:] = np.nan
+        attention.attend(crew.board, crew.helpers, attention.ATTEND, q, k, v, given, offset, 0.3, y)
+        np.testing.assert_allclose(y.transpose(0, 2, 1, 3), wanted, atol=1e-5)
+
+
+def test_attention_whose_maximum_grows_from_block_to_block(crew: Crew) -> None:
+    keys = 3 * prompt_attention.KEYS
+    q, v = np.ones((1, 1, 5, 8), np.float32), draw(1, 1, keys, 64)
+    k = np.repeat(np.linspace(-20, 20, keys, dtype=np.float32)[:, None], 8, 1)[None, None]
+    mask = np.ones((1, 1, 5, keys), np.uint8)
+    mask[0, 0, 1, : keys // 2] = 0  # its first block of keys is hidden whole
+    mask[0, 0, 2] = 0
+    scores = np.where(mask, q.astype(float) @ k.swapaxes(2, 3), -np.inf)
+    weights = np.exp(scores - np.where(mask.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0))
+    wanted = weights @ v / np.maximum(weights.sum(-1, keepdims=True), 1e-30)
+    y = np.full((1, 5, 1, 64), np.nan, np.float32)
+    prompt_attention.attend_by_strips(crew.board, crew.helpers, prompt_attention.BY_STRIPS, q, k, v, mask, -1, 1.0, y)
+    np.testing.assert_allclose(y.transpose(0, 2, 1, 3), wanted, atol=5e-5)
 
 
 def test_threads_at_the_same_time() -> None:

@@ -223,8 +223,9 @@ def attention(node: NodeContext) -> Run:
 
 def attend_by_token(node: NodeContext) -> Run:
     """As `attention`, but the result is [batch, N, heads, dim]."""
-    from miniort_numba.compiled.attention import ATTEND, attend
+    from miniort_numba.compiled.attention import ATTEND, FEW_ROWS, attend
     from miniort_numba.compiled.one_query import ATTEND_PARTS, attend_one_query
+    from miniort_numba.compiled.prompt_attention import BY_STRIPS, attend_by_strips
 
     board, helpers = crew_of(node)
     allocate = node.provider.allocate
@@ -236,10 +237,14 @@ def attend_by_token(node: NodeContext) -> Run:
         y: Array = allocate((batch, queries, heads, width), FLOAT32)
         factor = sqrt(1 / size) if scale is None else scale
         seen = _NO_MASK if mask is None else _mask(mask, keys)
+        offset = 0 if causal else -1
         if queries == 1 and not causal:
             attend_one_query(board, helpers, ATTEND_PARTS, _last_together(q), _rows_together(k), _rows_together(v), seen, factor, y)
+        elif heads // k.shape[1] * queries <= FEW_ROWS:
+            attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, offset, factor, y)
         else:
-            attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, 0 if causal else -1, factor, y)
+            together = _last_together(q), _last_together(k), _last_together(v)
+            attend_by_strips(board, helpers, BY_STRIPS, *together, seen, offset, factor, y)
         return y
 
     return run

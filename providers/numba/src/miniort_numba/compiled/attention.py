@@ -1,4 +1,4 @@
-"""softmax(scale · q · kᵀ, where the mask allows) · v, a block of queries at a time, whose scores stay in a core's cache."""
+"""softmax(scale · q · kᵀ, where the mask allows) · v for the few queries of a step: keys and values are read once, as fast as memory is."""
 
 from __future__ import annotations
 
@@ -9,23 +9,16 @@ from miniort.types import Array
 from miniort_numba.atomics import bytes_at, floats_at, words_at
 from miniort_numba.compiled.exponential import exponential
 from miniort_numba.compiled.multiply_add import add_rows, dot_products
-from miniort_numba.compiled.tiles import add_product, add_strips
 from miniort_numba.options import LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
-KEYS = 64
-"""Keys that are transposed at a time, so that a block of scores is a product whose rows lie as vector registers want them."""
-
-SCORES = 1 << 16
-"""Scores that a block of queries may have: 256 KB, which a core's second cache holds."""
-
 FEW_ROWS = 3
-"""So few queries of one key head read the keys as they lie, one dot product each: they're as fast as memory is."""
+"""So many queries of one key head, those of all its heads together, are few."""
 
 ELEMENTS_PER_CHUNK = 1 << 15
-"""Elements of keys and values that a chunk should have at least, where there are few queries."""
+"""Elements of keys and values that a chunk should have at least."""
 
-_WORDS = 25
+_WORDS = 24
 _HIDDEN = np.float32(-np.inf)
 
 
@@ -62,89 +55,51 @@ def hide(s: Array, mask: Array) -> None:
 
 @cfunc(PART, cache=True, error_model="numpy")
 def _attend(arguments: int, begin: int, end: int) -> None:
-    """Units `begin` to `end`: a unit is a row of the batch, a head of keys, and a block of queries of all heads that share it."""
+    """Units `begin` to `end`: a unit is a row of the batch and a head of keys, with the queries of all heads that share it."""
     words = carray(words_at(arguments), _WORDS)
     scale = carray(floats_at(words[4]), 1)[0]
-    heads, kv_heads, queries, keys, size, width, block = words[5], words[6], words[7], words[8], words[9], words[10], words[11]
-    q_row, q_head, q_step = words[12], words[13], words[14]  # strides in bytes
-    k_row, k_head, v_row, v_head = words[15], words[16], words[17], words[18]
-    mask_row, mask_head, mask_step = words[19], words[20], words[21]
+    heads, kv_heads, queries, keys, size, width = words[5], words[6], words[7], words[8], words[9], words[10]
+    q_row, q_head, q_step = words[11], words[12], words[13]  # strides in bytes
+    k_row, k_head, v_row, v_head = words[14], words[15], words[16], words[17]
+    mask_row, mask_head, mask_step = words[18], words[19], words[20]
+    range_rows, range_heads = words[22], heads if mask_head else 1
+    ranges = carray(words_at(words[21]), (range_rows, range_heads, queries, 3))
     group = heads // kv_heads
-    blocks = (queries + block - 1) // block
-    most = group * block
-    range_rows, range_heads = words[23], heads if mask_head else 1
-    ranges = carray(words_at(words[22]), (range_rows, range_heads, queries, 3))
-    row_size = (keys + KEYS - 1) // KEYS * KEYS  # of the scores, and so there's room for the last keys as many as are turned at a time
-    scores_memory = np.empty(most * row_size + KEYS, np.float32)
-    scores = carray(floats_at(scores_memory.ctypes.data), (most, row_size))
-    q_block = np.empty((most, size), np.float32)
-    sums = np.empty((most, width), np.float32)
-    turned = np.empty((size, KEYS), np.float32)
-    totals = np.empty(most, np.float32)
+    scores = np.empty(keys, np.float32)
+    scaled = np.empty(size, np.float32)
+    sums = np.empty(width, np.float32)
     for unit in range(begin, end):
-        row, rest = unit // (kv_heads * blocks), unit % (kv_heads * blocks)
-        kv_head, start = rest // blocks, rest % blocks * block
-        count = min(block, queries - start)
-        rows = group * count
-        key = carray(floats_at(words[1] + row * k_row + kv_head * k_head), (keys, size))
-        value = carray(floats_at(words[2] + row * v_row + kv_head * v_head), (keys, width))
-        first, last = keys, 0
-        for i in range(group):
-            for n in range(count):
-                head = kv_head * group + i
-                source = carray(floats_at(words[0] + row * q_row + head * q_head + (start + n) * q_step), size)
-                for d in range(size):
-                    q_block[i * count + n, d] = source[d] * scale
-                seen = ranges[row if range_rows > 1 else 0, head if range_heads > 1 else 0, start + n]
-                first, last = min(first, seen[0]), max(last, seen[1])
-        first = min(first, last)
-        if rows <= FEW_ROWS:
-            seen_keys = carray(floats_at(key.ctypes.data + 4 * first * size), (last - first, size))
-            for r in range(rows):
-                dot_products(scores[r], q_block[r], seen_keys, 0, last - first)
-        else:
-            for t in range(first, last, KEYS):
-                stop = min(KEYS, last - t)
-                for j in range(stop):
-                    one = key[t + j]
-                    for d in range(size):
-                        turned[d, j] = one[d]
-                part = scores_memory.ctypes.data + 4 * (t - first)
-                for r in range(rows):
-                    scores[r, t - first : t - first + KEYS] = 0
-                add_strips(part, row_size, q_block.ctypes.data, size, turned.ctypes.data, KEYS, rows, size, KEYS)
-        for i in range(group):
-            head = kv_head * group + i
-            for n in range(count):
-                r = i * count + n
-                seen = ranges[row if range_rows > 1 else 0, head if range_heads > 1 else 0, start + n]
-                s = scores[r]
-                begun, ended = seen[0] - first, seen[1] - first
-                own = s[max(begun, 0) : max(begun, ended, 0)]
-                if seen[2]:
-                    mask = words[3] + row * mask_row + head * mask_head + (start + n) * mask_step + seen[0]
-                    hide(own, carray(bytes_at(mask), own.size))
-                totals[r] = softmax(own)
-                s[: min(begun, last - first)] = 0
-                s[max(ended, 0) : last - first] = 0
-        values = carray(floats_at(value.ctypes.data + 4 * first * width), (last - first, width))
-        sums[:rows] = 0
-        if rows <= FEW_ROWS:
-            for r in range(rows):
-                add_rows(sums[r], scores[r], values, 0, last - first)
-        else:
-            add_product(sums, scores, values, rows, last - first, width)
-        for i in range(group):
-            head = kv_head * group + i
-            for n in range(count):
-                r = i * count + n
-                target = carray(floats_at(words[24] + 4 * ((row * queries + start + n) * heads + head) * width), width)
-                factor = np.float32(1) / totals[r] if totals[r] > 0 else np.float32(0)
-                for d in range(width):
-                    target[d] = sums[r, d] * factor
+        row, kv_head = unit // kv_heads, unit % kv_heads
+        key, value = words[1] + row * k_row + kv_head * k_head, words[2] + row * v_row + kv_head * v_head
+        for r in range(group * queries):
+            head, n = kv_head * group + r // queries, r % queries
+            source = carray(floats_at(words[0] + row * q_row + head * q_head + n * q_step), size)
+            for d in range(size):
+                scaled[d] = source[d] * scale
+            first, last, holes = ranges[row if range_rows > 1 else 0, head if range_heads > 1 else 0, n]
+            s = scores[: last - first]
+            dot_products(s, scaled, carray(floats_at(key + 4 * first * size), (last - first, size)), 0, last - first)
+            if holes:
+                hide(s, carray(bytes_at(words[3] + row * mask_row + head * mask_head + n * mask_step + first), s.size))
+            total = softmax(s)
+            sums[:] = 0
+            add_rows(sums, s, carray(floats_at(value + 4 * first * width), (last - first, width)), 0, last - first)
+            factor = np.float32(1) / total if total > 0 else np.float32(0)
+            target = carray(floats_at(words[23] + 4 * ((row * queries + n) * heads + head) * width), width)
+            for d in range(width):
+                target[d] = sums[d] * factor
 
 
 ATTEND = address_of(_attend)
+
+
+@njit(**PLAIN)
+def count_shown(mask: Array) -> int:
+    """How many of a row's keys are shown. mask: [T] of 0 and 1."""
+    shown = 0
+    for t in range(mask.size):
+        shown += mask[t]
+    return shown
 
 
 @njit(**PLAIN)
@@ -161,29 +116,28 @@ def find_ranges(mask: Array, offset: int, keys: int, ranges: Array) -> None:
                 first, last = 0, keys if offset < 0 else min(keys, offset + n + 1)
                 holes = 0
                 if mask.size:
-                    m = mask[row, head, n if mask.shape[2] > 1 else 0]
-                    while last > 0 and not m[last - 1]:
-                        last -= 1
+                    m = mask[row, head, n if mask.shape[2] > 1 else 0][:last]
                     while first < last and not m[first]:
                         first += 1
-                    shown = 0
-                    for t in range(first, last):
-                        shown += m[t]
-                    holes = 1 if shown < last - first else 0
+                    shown = count_shown(m)
+                    if count_shown(m[first : first + shown]) == shown:  # one after the other, as in most masks
+                        last = first + shown
+                    else:
+                        holes = 1
+                        while not m[last - 1]:
+                            last -= 1
                 ranges[row, head, n, 0], ranges[row, head, n, 1], ranges[row, head, n, 2] = first, last, holes
 
 
 @njit(**PLAIN)
 def attend(board: int, helpers: int, part: int, q: Array, k: Array, v: Array, mask: Array, offset: int, scale: float, y: Array) -> None:
-    """Write attention into y. part: ATTEND.
+    """Write the attention of few queries into y. part: ATTEND.
 
     q: [B, H, N, D], k: [B, Hkv, T, D], v: [B, Hkv, T, E], rows of D and E without gaps, and those of k and v right after each other;
     mask: [B or 1, H or 1, N or 1, T] of 0 and 1, its rows without gaps, or of no size; offset: as for `find_ranges`; y: [B, N, H, E].
     """
     batch, heads, queries, size = q.shape
     kv_heads, keys, width = k.shape[1], k.shape[2], v.shape[3]
-    group = heads // kv_heads
-    block = max(1, min(queries, min(64, max(4, SCORES // max(1, keys))) // group))
     shared = mask.shape[2] == 1 and queries > 1
     mask_rows, mask_heads = (mask.shape[0], mask.shape[1]) if mask.size else (1, 1)
     ranges = np.empty((mask_rows, mask_heads, queries, 3), np.int64)
@@ -191,16 +145,14 @@ def attend(board: int, helpers: int, part: int, q: Array, k: Array, v: Array, ma
     words, factor = np.empty(_WORDS, np.int64), np.empty(1, np.float32)
     factor[0] = scale
     words[0], words[1], words[2], words[3], words[4] = q.ctypes.data, k.ctypes.data, v.ctypes.data, mask.ctypes.data, factor.ctypes.data
-    words[5], words[6], words[7], words[8], words[9], words[10], words[11] = heads, kv_heads, queries, keys, size, width, block
-    words[12], words[13], words[14] = q.strides[0], q.strides[1], q.strides[2]
-    words[15], words[16], words[17], words[18] = k.strides[0], k.strides[1], v.strides[0], v.strides[1]
-    words[19] = mask.strides[0] if mask.shape[0] > 1 else 0
-    words[20] = mask.strides[1] if mask.shape[1] > 1 else 0
-    words[21] = 0 if shared else mask.strides[2]
-    words[22], words[23], words[24] = ranges.ctypes.data, mask_rows, y.ctypes.data
-    units = batch * kv_heads * ((queries + block - 1) // block)
-    work = max(1, keys * (size + width) * max(1, group * block // 4))
-    share(board, helpers, part, words.ctypes.data, units, max(1, ELEMENTS_PER_CHUNK // work))
+    words[5], words[6], words[7], words[8], words[9], words[10] = heads, kv_heads, queries, keys, size, width
+    words[11], words[12], words[13] = q.strides[0], q.strides[1], q.strides[2]
+    words[14], words[15], words[16], words[17] = k.strides[0], k.strides[1], v.strides[0], v.strides[1]
+    words[18] = mask.strides[0] if mask.shape[0] > 1 else 0
+    words[19] = mask.strides[1] if mask.shape[1] > 1 else 0
+    words[20] = 0 if shared else mask.strides[2]
+    words[21], words[22], words[23] = ranges.ctypes.data, mask_rows, y.ctypes.data
+    share(board, helpers, part, words.ctypes.data, batch * kv_heads, max(1, ELEMENTS_PER_CHUNK // max(1, keys * (size + width))))
     keep(words)
     keep(factor)
     keep(ranges)

@@ -10,14 +10,20 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-_LOG2_E = np.float32(1.44269504088896341)
-_LN2_HIGH = np.float32(0.693359375)
-_LN2_LOW = np.float32(-2.12194440e-4)
-_LEAST, _MOST, _OVERFLOW = np.float32(-87.33654), np.float32(88.02969), np.float32(88.72283)
+LOG2_E = np.float32(1.44269504088896341)
+LN2_HIGH, LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+"""The logarithm of 2 as a sum: the first part times a whole number has no rounding."""
+
+LEAST, _MOST, _OVERFLOW = np.float32(-87.33654), np.float32(88.02969), np.float32(88.72283)
+HALF, ONE = np.float32(0.5), np.float32(1)
 _INFINITY = np.float32(np.inf)
-_HALF, _ONE = np.float32(0.5), np.float32(1)
-_P0, _P1, _P2 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
-_P3, _P4, _P5 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+
+POLYNOMIAL = tuple(
+    np.float32(each) for each in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+)
+"""(exp(r) - 1 - r) / r² for |r| up to half of ln 2, the highest power first."""
+
+_P0, _P1, _P2, _P3, _P4, _P5 = POLYNOMIAL
 
 
 @intrinsic
@@ -49,13 +55,13 @@ def exponential(x: np.float32) -> np.float32:
 
     x = n · ln 2 + r, then a polynomial in r (Cephes, expf) times 2 to the n.
     """
-    z = x if x > _LEAST else _LEAST
+    z = x if x > LEAST else LEAST
     z = z if z < _MOST else _MOST
-    n = whole_below(z * _LOG2_E + _HALF)
-    r = z - n * _LN2_HIGH
-    r = r - n * _LN2_LOW
+    n = whole_below(z * LOG2_E + HALF)
+    r = z - n * LN2_HIGH
+    r = r - n * LN2_LOW
     p = ((((_P0 * r + _P1) * r + _P2) * r + _P3) * r + _P4) * r + _P5
-    y = (p * r * r + r + _ONE) * power_of_2(n)
-    y = np.float32(0) if x < _LEAST else y
+    y = (p * r * r + r + ONE) * power_of_2(n)
+    y = np.float32(0) if x < LEAST else y
     y = _INFINITY if x > _OVERFLOW else y
     return y if x == x else x

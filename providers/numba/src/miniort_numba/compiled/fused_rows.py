@@ -8,7 +8,7 @@ from numba import carray, cfunc, njit
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
 from miniort_numba.compiled.exponential import exponential
-from miniort_numba.compiled.rows import ELEMENTS_PER_CHUNK, gelu_range, normalize_layer_row, normalize_root_mean_square_row
+from miniort_numba.compiled.rows import ELEMENTS_PER_CHUNK, gelu, normalize_layer_row, normalize_root_mean_square_row
 from miniort_numba.options import EACH, LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -57,7 +57,7 @@ def _biased_gelu_rows(arguments: int, begin: int, end: int) -> None:
     x, bias, y = carray(floats_at(words[0]), (rows, size)), carray(floats_at(words[1]), size), carray(floats_at(words[2]), (rows, size))
     for row in range(begin, end):
         add_2(x[row], bias, y[row])
-        gelu_range(y[row], y[row], 0, size)
+        gelu(y[row])
 
 
 @njit(**EACH)

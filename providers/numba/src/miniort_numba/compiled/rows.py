@@ -95,7 +95,7 @@ def swish(x: Array, alpha: np.float32) -> None:
 @njit(**PLAIN)
 def copied_part(words: Array, start: int, stop: int) -> Array:
     """The elements `start` to `stop` of y, which x's are copied to if y isn't x itself: formulas of one array compile to vectors."""
-    y = carray(floats_at(words[1]), words[2])[start:stop]
+    y: Array = carray(floats_at(words[1]), words[2])[start:stop]
     if words[0] != words[1]:
         y[:] = carray(floats_at(words[0]), words[2])[start:stop]
     return y

@@ -13,8 +13,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from miniort.types import Array
-from miniort_numba.options import LOOP, PLAIN
+from miniort_numba.options import PLAIN
 
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """Elements of a vector."""
@@ -31,8 +30,8 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _UNALIGNED = 4
 
 
-def _tile(rows: int) -> Any:
-    """The function for tiles of so many rows."""
+def _tile(rows: int, fresh: bool = False, turned: bool = False) -> Any:
+    """The function for tiles of so many rows. fresh: y's old contents don't count. turned: a is given as its transpose, [inner, rows]."""
 
     @intrinsic
     def add_tile(typingctx: Any, y: Any, y_step: Any, a: Any, a_step: Any, b: Any, b_step: Any, inner: Any) -> Any:
@@ -55,8 +54,8 @@ def _tile(rows: int) -> Any:
                 return builder.load(vector_at(base, offset), align=_UNALIGNED)
 
             places = [builder.add(builder.mul(constant(row), y_step), constant(half * LANES)) for row in range(rows) for half in range(2)]
-            a_rows = [builder.gep(a_at, [builder.mul(constant(row), a_step)]) for row in range(rows)]
-            start = [load(y_at, place) for place in places]
+            a_rows = [builder.gep(a_at, [constant(row) if turned else builder.mul(constant(row), a_step)]) for row in range(rows)]
+            start = [ir.Constant(_VECTOR, None) if fresh else load(y_at, place) for place in places]
             before, loop, after = builder.block, builder.append_basic_block("sum"), builder.append_basic_block("summed")
             builder.branch(loop)
 
@@ -69,9 +68,10 @@ def _tile(rows: int) -> Any:
             undefined, first_lane = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(ir.VectorType(ir.IntType(32), LANES), None)
             row_of_b = builder.mul(k, b_step)
             columns = [load(b_at, builder.add(row_of_b, constant(half * LANES))) for half in range(2)]
+            column_of_a = builder.mul(k, a_step) if turned else k
             added = []
             for row in range(rows):
-                one = builder.insert_element(undefined, builder.load(builder.gep(a_rows[row], [k])), constant(0))
+                one = builder.insert_element(undefined, builder.load(builder.gep(a_rows[row], [column_of_a])), constant(0))
                 spread = builder.shuffle_vector(one, undefined, first_lane)
                 added += [builder.call(multiply_add, [spread, columns[half], sums[2 * row + half]]) for half in range(2)]
             following = builder.add(k, constant(1))
@@ -104,7 +104,9 @@ def copy_strip(typingctx: Any, target: Any, source: Any) -> Any:
     return types.void(types.intp, types.intp), generate
 
 
-_add_rows, _add_4_rows, _add_1_row = _tile(ROWS), _tile(4), _tile(1)
+_add_rows, _add_4_rows, _add_1_row = (_tile(rows) for rows in (ROWS, 4, 1))
+_set_rows, _set_4_rows, _set_1_row = (_tile(rows, fresh=True) for rows in (ROWS, 4, 1))
+_add_turned_rows, _add_4_turned_rows, _add_1_turned_row = (_tile(rows, turned=True) for rows in (ROWS, 4, 1))
 
 
 @njit(**PLAIN)
@@ -123,19 +125,30 @@ def add_strip(y: int, y_step: int, a: int, a_step: int, b: int, b_step: int, row
 
 
 @njit(**PLAIN)
-def add_strips(y: int, y_step: int, a: int, a_step: int, b: int, b_step: int, rows: int, inner: int, columns: int) -> None:
-    """As `add_strip`, for a number of columns that is a multiple of STRIP."""
-    for j in range(0, columns, STRIP):
-        add_strip(y + 4 * j, y_step, a, a_step, b + 4 * j, b_step, rows, inner)
+def set_strip(y: int, y_step: int, a: int, a_step: int, b: int, b_step: int, rows: int, inner: int) -> None:
+    """y[rows, STRIP] = a[rows, inner] · b[inner, STRIP], as `add_strip`."""
+    r = 0
+    while r + ROWS <= rows:
+        _set_rows(y + 4 * r * y_step, y_step, a + 4 * r * a_step, a_step, b, b_step, inner)
+        r += ROWS
+    while r + 4 <= rows:
+        _set_4_rows(y + 4 * r * y_step, y_step, a + 4 * r * a_step, a_step, b, b_step, inner)
+        r += 4
+    while r < rows:
+        _set_1_row(y + 4 * r * y_step, y_step, a + 4 * r * a_step, a_step, b, b_step, inner)
+        r += 1
 
 
-@njit(**LOOP)
-def add_product(y: Array, a: Array, b: Array, rows: int, inner: int, columns: int) -> None:
-    """y[:rows, :columns] += a[:rows, :inner] · b[:inner, :columns]. y: [R, N], a: [R, K], b: [K, M], all without gaps."""
-    whole = columns // STRIP * STRIP
-    if inner and whole:
-        add_strips(y.ctypes.data, y.shape[1], a.ctypes.data, a.shape[1], b.ctypes.data, b.shape[1], rows, inner, whole)
-    for r in range(rows):
-        for k in range(inner if whole < columns else 0):
-            for j in range(whole, columns):
-                y[r, j] += a[r, k] * b[k, j]
+@njit(**PLAIN)
+def add_turned_strip(y: int, y_step: int, a: int, a_step: int, b: int, b_step: int, rows: int, inner: int) -> None:
+    """y[rows, STRIP] += a[inner, rows]ᵀ · b[inner, STRIP], as `add_strip`."""
+    r = 0
+    while r + ROWS <= rows:
+        _add_turned_rows(y + 4 * r * y_step, y_step, a + 4 * r, a_step, b, b_step, inner)
+        r += ROWS
+    while r + 4 <= rows:
+        _add_4_turned_rows(y + 4 * r * y_step, y_step, a + 4 * r, a_step, b, b_step, inner)
+        r += 4
+    while r < rows:
+        _add_1_turned_row(y + 4 * r * y_step, y_step, a + 4 * r, a_step, b, b_step, inner)
+        r += 1

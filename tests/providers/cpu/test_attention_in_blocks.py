@@ -126,6 +126,13 @@ def test_narrow_floats_in_blocks(dtype: Any, number: int) -> None:
     np.testing.assert_allclose(found.astype(np.float32), wanted.astype(np.float32), rtol=1e-2, atol=1e-2)
 
 
+def test_blocks_for_the_many_queries_of_a_prompt() -> None:
+    feeds = random_feeds(np.random.default_rng(3), 150, 150, np.float32)
+    [wanted] = attention_session(None, TensorProto.FLOAT, ["q", "k", "v"], {"is_causal": 1}).run(None, feeds)
+    [found] = attention_session(Blocker([64, 128], by_row=True), TensorProto.FLOAT, ["q", "k", "v"], {"is_causal": 1}).run(None, feeds)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_no_blocks_where_somebody_else_reads_them_too() -> None:
     feeds = random_feeds(np.random.default_rng(2), 1, 6, np.float32)
     blocker = Blocker([3], by_row=False)

@@ -78,7 +78,9 @@ def attention(node: NodeContext) -> Run:
         factor = sqrt(1 / q.shape[3]) if scale is None else scale
         if mask is not None and q.shape[2] == 1 and mask.dtype == np.bool_ and mask.shape[-1] == k.shape[2] and mask.all():
             mask = None  # as in most steps of generation
-        plain = not (wants_scores or in_double or isinstance(k, BlockedView) or isinstance(v, BlockedView))
+        # Beside the work of many queries, it costs little to gather keys and values that are in blocks.
+        in_blocks = isinstance(k, BlockedView) or isinstance(v, BlockedView)
+        plain = not (wants_scores or in_double or (in_blocks and q.shape[2] <= QUERIES))
         if plain and _is_large(threads, q, k, v):
             k, v = np.asarray(k), np.asarray(v)
             sight = _Sight(mask, causal, window, offset, valid, q.shape[2], k.shape[2])

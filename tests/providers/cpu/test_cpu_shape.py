@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from miniort_cpu.kernels.shape import reshaped
+
 INT64 = np.int64
 
 
@@ -365,3 +367,13 @@ class TestGeneration:
         for dtype in (np.float16, ml_dtypes.bfloat16):
             inputs = [np.array(each, dtype) for each in (0, 3000, 1)]
             same(node("Range", 27, inputs)(*inputs)[0], np.arange(float(inputs[1]), dtype=np.float32).astype(dtype))
+
+
+def test_a_part_of_a_large_array_is_reshaped_without_a_copy_where_that_can_be() -> None:
+    part = np.arange(100 * 3000, dtype=np.float32).reshape(100, 3000)[:, :2000]
+    heads = reshaped(np.empty, part, (100, 20, 100))
+    assert np.shares_memory(heads, part)
+    np.testing.assert_array_equal(heads, part.copy().reshape(100, 20, 100))
+    halves = reshaped(np.empty, part, (200, 1000))
+    assert not np.shares_memory(halves, part)
+    np.testing.assert_array_equal(halves, part.copy().reshape(200, 1000))

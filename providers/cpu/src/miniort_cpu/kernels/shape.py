@@ -71,9 +71,12 @@ def _with_own_sizes(own: tuple[int, ...], sizes: list[int]) -> list[int]:
 
 
 def reshaped(allocate: Allocate, x: Array, shape: tuple[int, ...] | list[int]) -> Array:
-    """`x` in another shape: a view where its elements lie in order, else a copy, from the pool if it's a large one."""
+    """`x` in another shape: a view where its elements lie so that there is one, else a copy, from the pool if it's a large one."""
     if x.nbytes >= SMALLEST and not x.flags.c_contiguous:
-        x = copied(allocate, x)
+        try:
+            return x.reshape(shape, copy=False)
+        except ValueError:  # no strides reach its elements in this order
+            x = copied(allocate, x)
     return x.reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""What tests of raising share: both forms of a graph are run, and what is left of it is told."""
+"""What tests of passes share: both forms of a graph are run and what is left of it is told; a provider that computes chains of ops."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from onnx import parser
+from onnx import helper, parser
+from onnx.reference import ReferenceEvaluator
 
-from miniort import InferenceSession, SessionOptions
+from miniort import InferenceSession, SessionOptions, create_plugin_manager, hookimpl
+from miniort.graph.elementwise_body import DOMAIN, FUSED_ELEMENTWISE
+from miniort.kernels import Kernel, NodeContext, NodeView, Run
+from miniort.plugins import PluginManager
+from miniort.types import dtype_to_onnx
 
 Raise: TypeAlias = Callable[..., list[str]]
 
@@ -31,3 +36,43 @@ def raised() -> Raise:
         return [node.op for node in optimised.explain().nodes]
 
     return run
+
+
+class Chains:
+    """A plugin by which the provider `cpu` computes `FusedElementwise`, with ONNX's reference evaluator, but for chains with a Ceil."""
+
+    @hookimpl
+    def miniort_kernels(self, provider: str) -> list[Kernel]:
+        def compile_chain(node: NodeContext) -> Run:
+            function = parser.parse_function(node.attribute("body"))
+            given = zip(function.input, node.inputs, strict=True)
+            infos = [helper.make_tensor_value_info(name, dtype_to_onnx(x.dtype), None) for name, x in given if x is not None and x.dtype]
+            graph = helper.make_graph(function.node, "chain", infos, [helper.make_empty_tensor_value_info(function.output[0])])
+            evaluator = ReferenceEvaluator(helper.make_model(graph, opset_imports=function.opset_import))
+            return lambda *inputs: evaluator.run(None, dict(zip(function.input, inputs, strict=True)))[0]
+
+        def refuse(node: NodeView) -> str | None:
+            return "no Ceil" if "Ceil" in node.attribute("body") else None
+
+        if provider != "cpu":
+            return []
+        return [Kernel("cpu", FUSED_ELEMENTWISE, DOMAIN, 1, 1, compile_chain, refuse=refuse)]
+
+
+@pytest.fixture(scope="session")
+def with_chains() -> Callable[..., PluginManager]:
+    """f(plugin, …): the provider `cpu`, which takes chains as well, and these plugins."""
+
+    def make(*plugins: object) -> PluginManager:
+        manager = create_plugin_manager(allow=["cpu"], deny=[])
+        for plugin in (Chains(), *plugins):
+            manager.register(plugin)
+        return manager
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def chains(with_chains: Callable[..., PluginManager]) -> PluginManager:
+    """The provider `cpu`, which takes chains as well."""
+    return with_chains()

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from miniort import InferenceSession, SessionOptions
+from miniort.plugins import PluginManager
 
 UNARY = ["Neg", "Abs", "Tanh", "Relu", "Identity", "Identity"]
 BINARY = ["Add", "Sub", "Mul", "Max"]
@@ -73,6 +74,29 @@ class Builder:
         assert shape is not None
         if int(np.prod(shape)) <= 64:
             self.add(self.draw(st.sampled_from(BINARY)), [x, y], shape)
+
+    def chosen(self) -> None:
+        """The elements of two values where one is less than the other."""
+        x = self.pick(self.floats)
+        y = self.pick({name: shape for name, shape in self.floats.items() if broadcast(self.floats[x], shape) is not None})
+        shape = broadcast(self.floats[x], self.floats[y])
+        assert shape is not None
+        if int(np.prod(shape)) <= 64:
+            less = self.fresh()
+            self.nodes.append(helper.make_node("Less", [x, y], [less]))
+            self.add("Where", [less, x, y], shape)
+
+    def chain(self) -> None:
+        """Elementwise ops one behind the other. Others may read what is between, or it may be an output."""
+        x = self.pick(self.floats)
+        for _ in range(self.draw(st.integers(2, 5))):
+            y = self.pick({name: shape for name, shape in self.floats.items() if broadcast(self.floats[x], shape) is not None})
+            shape = broadcast(self.floats[x], self.floats[y])
+            assert shape is not None
+            if int(np.prod(shape)) <= 64 and self.draw(st.booleans()):
+                x = self.add(self.draw(st.sampled_from(BINARY)), [x, y], shape)
+            else:
+                x = self.add(self.draw(st.sampled_from(UNARY)), [x], self.floats[x])
 
     def again(self) -> None:
         """An equal node once more."""
@@ -234,14 +258,18 @@ PATTERNS = [Builder.swish, Builder.gelu, Builder.normalize, Builder.products, Bu
 
 
 @st.composite
-def models(draw: Any, patterns: bool = False) -> tuple[onnx.ModelProto, dict[str, Any]]:
-    """A valid model, and feeds for it. patterns: also with what is raised, whose parts may have other readers."""
+def models(draw: Any, patterns: bool = False, chains: bool = False) -> tuple[onnx.ModelProto, dict[str, Any]]:
+    """A valid model, and feeds for it.
+
+    patterns: also with what is raised, whose parts may have other readers. chains: mostly of elementwise ops.
+    """
     build = Builder(draw)
     feeds: dict[str, Any] = {"c": np.array(draw(st.booleans()))}
     infos = [helper.make_tensor_value_info("c", TensorProto.BOOL, [])]
     for index in range(draw(st.integers(1, 3))):
         name = f"x{index}"
-        shape = draw(st.lists(st.integers(1, 3), max_size=3).map(tuple))
+        shapes = st.sampled_from([(2, 3), (2, 3), (1, 3), (4, 2, 3), (4, 2, 1)]) if chains else st.lists(st.integers(1, 3), max_size=3)
+        shape = tuple(draw(shapes))
         declared = [size if draw(st.booleans()) else f"{name}_{axis}" for axis, size in enumerate(shape)]
         infos.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, declared))
         feeds[name] = np.random.default_rng(index).uniform(-1, 1, shape).astype(np.float32)
@@ -263,6 +291,7 @@ def models(draw: Any, patterns: bool = False) -> tuple[onnx.ModelProto, dict[str
         Builder.loop,
         lambda graph: graph.if_("c"),
         *(PATTERNS * 2 if patterns else []),
+        *([Builder.chain, Builder.chain, Builder.chosen] * 5 if chains else []),
     ]
     for _ in range(draw(st.integers(2, 14))):
         draw(st.sampled_from(steps))(build)
@@ -278,9 +307,9 @@ def models(draw: Any, patterns: bool = False) -> tuple[onnx.ModelProto, dict[str
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), feeds
 
 
-def check(case: tuple[onnx.ModelProto, dict[str, Any]], tolerance: float = 0.0) -> None:
+def check(case: tuple[onnx.ModelProto, dict[str, Any]], tolerance: float = 0.0, plugins: PluginManager | None = None) -> None:
     proto, feeds = case
-    plain, optimised = (InferenceSession(proto, SessionOptions(level, strict=True)) for level in ("none", "all"))
+    plain, optimised = (InferenceSession(proto, SessionOptions(level, strict=True), plugins=plugins) for level in ("none", "all"))
     assert [(each.name, each.type) for each in optimised.get_outputs()] == [(each.name, each.type) for each in plain.get_outputs()]
     assert [(each.name, each.type) for each in optimised.get_inputs()] == [(each.name, each.type) for each in plain.get_inputs()]
     expected = plain.run(None, feeds)
@@ -327,3 +356,16 @@ def test_random_graphs_with_what_is_raised(case: tuple[onnx.ModelProto, dict[str
 @given(models(patterns=True))
 def test_very_many_random_graphs_with_what_is_raised(case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
     check(case, 1e-4)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=CHECKS)
+@given(models(chains=True))
+def test_random_graphs_with_chains_that_are_fused(chains: PluginManager, case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
+    check(case, 1e-6, chains)
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=CHECKS)
+@given(models(patterns=True, chains=True))
+def test_very_many_random_graphs_with_chains_that_are_fused(chains: PluginManager, case: tuple[onnx.ModelProto, dict[str, Any]]) -> None:
+    check(case, 1e-4, chains)

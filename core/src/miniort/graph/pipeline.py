@@ -9,6 +9,7 @@ from miniort.graph.convolution_fusion import FUSE_CONVOLUTIONS
 from miniort.graph.convolution_weights import FOLD_INTO_CONVOLUTIONS, FOLD_INTO_NEXT_CONVOLUTIONS
 from miniort.graph.differentiation import DIFFERENTIATE
 from miniort.graph.einsum import RAISE_EINSUM
+from miniort.graph.elementwise_fusion import FUSE_ELEMENTWISE
 from miniort.graph.folding import FOLD_CONSTANTS, FOLD_CONSTANTS_AGAIN, LIFT_CONSTANTS
 from miniort.graph.functions import INLINE_FUNCTIONS
 from miniort.graph.gelu import RAISE_GELU
@@ -61,3 +62,6 @@ STANDARD_PASSES: tuple[GraphPass, ...] = (
     UNIQUE_NAMES,
 )
 """Plugins' passes run behind these; types are inferred again after them."""
+
+LAST_PASSES: tuple[GraphPass, ...] = (FUSE_ELEMENTWISE,)
+"""These run when everybody has looked for what they know: they hide ops that others search for."""

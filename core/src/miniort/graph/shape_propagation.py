@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from miniort.graph.elementwise_body import DOMAIN, FUSED_ELEMENTWISE
 from miniort.graph.matching import int_attribute, integers
 from miniort.graph.symbolic_sizes import Size, size_product
 from miniort.model.constants import constant_array, is_constant, shape_of
@@ -105,8 +106,10 @@ class ShapeTable:
     def follow(self, node: ir.Node) -> None:
         """Work out the shapes of a node's outputs, and the whole numbers in them."""
         found: Sequence[Dims | None] = ()
-        if node.domain == "miniort" and node.op_type == "CacheAppend":
+        if node.domain == DOMAIN and node.op_type == "CacheAppend":
             found = [self._appended(node, index) for index in (0, 1)]
+        elif node.domain == DOMAIN and node.op_type == FUSED_ELEMENTWISE:
+            found = [self.broadcast([self.dims(value) for value in node.inputs], node.outputs[0])]
         elif node.domain in (CONTRIB, "") and node.op_type in _CONTRIB_RULES:
             first = self.dims(node.inputs[0])
             found = () if first is None else _CONTRIB_RULES[node.op_type](self, node, first)

@@ -193,7 +193,7 @@ class InferenceSession:
         return graph
 
     def _run_passes(self, model: ir.Model, offered: Sequence[GraphPass], level: Level) -> Sequence[Change]:
-        from miniort.graph.pipeline import STANDARD_PASSES  # a start whose graph was kept goes without the passes' modules
+        from miniort.graph.pipeline import LAST_PASSES, STANDARD_PASSES  # a start whose graph was kept goes without the passes' modules
 
         assigner = self._assigner(model)
 
@@ -207,7 +207,7 @@ class InferenceSession:
             opsets=model.opset_imports,  # passes may add to it
             provider_of=assigner.provider_of,
         )
-        passes = [*STANDARD_PASSES, *offered, *([INFER_TYPES] if offered else [])]
+        passes = [*STANDARD_PASSES, *offered, *([INFER_TYPES] if offered else []), *LAST_PASSES]
         return run_passes(model, passes, level, context)
 
     def run(self, output_names: Sequence[str] | None, input_feed: Mapping[str, Any], run_options: object | None = None) -> list[Any]:

@@ -1,9 +1,9 @@
 """What can only be seen on a machine with an NVIDIA card: run it there, `python tests/providers/cuda_device.py`, and keep its output.
 
-It runs the provider kit, generates with every packaged decoder on every device layout and with recorded steps, compares with the CPU's
-tokens, counts copies, and measures decode and prefill times against onnxruntime's CUDA provider (where that is installed) and the card's
-own bandwidth. It takes less than six minutes, and ends with exit status 1 if anything is wrong. It needs miniort-cuda with CuPy,
-onnxruntime, pytest and hypothesis.
+It runs the provider kit and a generated kernel for every elementwise op, generates with every packaged decoder on every device layout and
+with recorded steps, compares with the CPU's tokens, counts copies, and measures decode and prefill times against onnxruntime's CUDA
+provider (where that is installed) and the card's own bandwidth. It takes less than six minutes, and ends with exit status 1 if anything is
+wrong. It needs miniort-cuda with CuPy, onnxruntime, pytest and hypothesis.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from onnx import parser
 
+from miniort import InferenceSession
 from miniort.generation import Decoder, Generator, generate, open_decoder
+from miniort.graph.elementwise_body import DOMAIN, FUSED_ELEMENTWISE
 from miniort.plugins import PluginManager, create_plugin_manager
 from miniort.providers import check_provider, list_providers
+from miniort.runtime.comparison import difference
 from miniort.testing.operators import NoOracleError, build_case, check_case, operator_versions
+from miniort.types import dtype_from_onnx
 
 LAYOUTS = ("static", "paged", "concat_bhtd")
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "fixtures"
@@ -61,6 +66,43 @@ def run_kit(plugins: PluginManager, providers: Sequence[str], ops: frozenset[str
             say(f"  WRONG {operator}: {type(error).__name__}: {str(error).strip().splitlines()[0]}")
         ran += 1
     say(f"kit: {ran} of {len(operators)} ops and versions, {wrong} wrong")
+    return wrong == 0
+
+
+CHAINS = {
+    "y = {op}(x)": (
+        *("Abs", "Ceil", "Cos", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "Reciprocal", "Relu"),
+        *("Round", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt", "Swish", "Tanh"),
+    ),
+    "y = {op}(x, z)": ("Add", "Div", "Max", "Min", "Mul", "PRelu", "Pow", "Sub", "Sum"),
+    "t = {op}(x, z)  y = Where(t, x, z)": ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"),
+    "a = Less(x, z)  b = IsNaN(x)  t = {op}(a, b)  y = Where(t, x, z)": ("And", "Or", "Xor"),
+    "a = Less(x, z)  t = Not(a)  y = Where(t, x, z)": ("Not",),
+}
+"""Chains by what they're written as, and the ops that each is tried with. A `Neg` comes behind all of them."""
+
+
+def check_chains(plugins: PluginManager, ops: frozenset[str] | None, say: Say) -> bool:
+    """Whether generated kernels give what the CPU gives: each elementwise op (or these), each float type, one operand repeated in rows."""
+    ran, wrong = 0, 0
+    for text, members in CHAINS.items():
+        for op in (op for op in members if ops is None or op in ops):
+            for kind in ("float", "float16", "bfloat16"):
+                body = f"{text.format(op=op).replace('y =', 'r =')}  y = Neg(r)"
+                model = parser.parse_model(
+                    f'<ir_version: 10, opset_import: ["": 24]> g ({kind}[n, 1000] x, {kind}[1000] z) => ({kind}[n, 1000] y) {{ {body} }}'
+                )
+                ours, theirs = (InferenceSession(model, providers=each, plugins=plugins) for each in (["cuda", "cpu"], ["cpu"]))
+                dtype = dtype_from_onnx(model.graph.input[0].type.tensor_type.elem_type)
+                rng = np.random.default_rng(0)
+                feeds = {name: rng.uniform(0.25, 2, shape).astype(dtype) for name, shape in (("x", (33, 1000)), ("z", (1000,)))}
+                apart = difference(ours.run(None, feeds)[0], theirs.run(None, feeds)[0])
+                fused = [node.op for node in ours.explain().nodes] == [f"{DOMAIN}.{FUSED_ELEMENTWISE}"]
+                if not apart.passed or not fused:
+                    wrong += 1
+                    say(f"  WRONG {op} of {kind}: {apart if fused else 'it is in no chain'}")
+                ran += 1
+    say(f"chains: {ran} of one op and one type, {wrong} wrong")
     return wrong == 0
 
 
@@ -169,9 +211,9 @@ def measure_bandwidth(say: Say) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything. Exit status 0 if all is right, 1 if something is wrong, 2 without a card."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kit-seconds", type=float, default=KIT_SECONDS, help="how long the provider kit may take")
-    chosen = parser.parse_args(arguments)
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--kit-seconds", type=float, default=KIT_SECONDS, help="how long the provider kit may take")
+    chosen = options.parse_args(arguments)
     plugins = create_plugin_manager()
     info = list_providers(plugins).get("cuda")
     availability = None if info is None else check_provider(info)
@@ -183,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(availability.reason)
     start = time.monotonic()
     right = run_kit(plugins, ("cuda", "cpu"), frozenset(kernel.op for kernel in KERNELS if kernel.domain == ""), chosen.kit_seconds, print)
+    right &= check_chains(plugins, None, print)
     folders = sorted(path for path in FIXTURES.iterdir() if path.is_dir())
     right &= check_decoders(plugins, folders, LAYOUTS, 16, print)
     right &= check_recorded_steps(plugins, folders, 16, print)

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <ucontext.h>
 #include <vector>
@@ -91,6 +92,23 @@ static inline float __shfl_xor_sync(unsigned, float value, int mask) {
     float result = other < shim::exchanged.size() ? shim::exchanged[other] : value;
     shim::yield();
     return result;
+}
+
+static inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, sizeof x); return x; }
+static inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, sizeof bits); return bits; }
+
+// What a GPU has an instruction for: float32 to float16, to the nearest, ties to the even one.
+static inline unsigned short to_half(float x) {
+    unsigned short sign = std::signbit(x) ? 0x8000 : 0;
+    float size = std::fabs(x);
+    if (size == 0.0f) return sign;
+    if (x != x) return 0x7e00;
+    if (size >= 65520.0f) return sign | 0x7c00;
+    int exponent;
+    std::frexp(size, &exponent);
+    int scale = exponent < -13 ? -24 : exponent - 11;  // the last bit's
+    unsigned fraction = (unsigned)std::nearbyint(std::ldexp(size, -scale));
+    return sign | (unsigned short)(fraction + ((unsigned)(scale + 24) << 10));  // a fraction of 2048 carries into the exponent
 }
 
 using std::fmaxf;

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import shutil
 import subprocess
 import sys
-import zipfile
-from importlib.util import find_spec
-from math import erf, pi, sqrt
+from collections.abc import Callable
+from math import sqrt
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,34 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import miniort_cache_layouts.plugin
-import miniort_cpu.plugin
-import miniort_models.plugin
-import miniort_samplers.plugin
-from miniort import create_plugin_manager, hookimpl
 from miniort.generation import Generator, generate, open_decoder
-from miniort.providers import Availability, ProviderInfo
+from miniort.plugins import PluginManager
 from miniort_cuda.fused import SOURCES, FusedKernels, source
 from miniort_cuda.provider import CUDAProvider
 
-NVRTC = "nvidia-cuda-nvrtc-cu12==12.9.86"
-CAPABILITIES = (70, 72, 75, 80, 86, 87, 89, 90)
-
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile CUDA C for the host with")
-
-
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"miniort_test_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def host() -> ModuleType:
-    return load("host_module")
 
 
 def f(*shape: int, seed: int = 0) -> np.ndarray:
@@ -52,11 +27,9 @@ def f(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.fixture
-def fused(fake_cupy: ModuleType, host: ModuleType) -> tuple[Any, FusedKernels]:
+def fused(compiling_cupy: Any) -> tuple[Any, FusedKernels]:
     """The kernels on a double that has a compiler, and its provider."""
-    cupy = fake_cupy.FakeCupy()
-    cupy.with_compiler(host.HostModule)
-    provider = CUDAProvider(cupy, cupy.special)
+    provider = CUDAProvider(compiling_cupy, compiling_cupy.special)
     assert provider.fused is not None
     return provider, provider.fused
 
@@ -199,26 +172,6 @@ def test_product_with_few_bits(fused: tuple[Any, FusedKernels], bits: int, colum
     np.testing.assert_allclose(provider.download(found), a @ w.T, rtol=1e-3, atol=1e-2)
 
 
-@pytest.mark.parametrize("count", [1, 127, 129, 1000])
-def test_activations(fused: tuple[Any, FusedKernels], count: int) -> None:
-    provider, kernels = fused
-    x = 4 * f(count)
-    x[:1] = -200
-    wide = x.astype(np.float64)
-    with np.errstate(over="ignore"):
-        sigmoid, swish = 1 / (1 + np.exp(-wide)), wide / (1 + np.exp(-1.5 * wide))
-    wanted = {
-        "sigmoid": sigmoid,
-        "swish": swish,
-        "gelu_exact": 0.5 * wide * (1 + np.vectorize(erf)(wide / sqrt(2))),
-        "gelu_by_tanh": 0.5 * wide * (1 + np.tanh(sqrt(2 / pi) * (wide + 0.044715 * wide**3))),
-    }
-    for name, values in wanted.items():
-        found = kernels.activation(name, provider.upload(x), 1.5)
-        assert found is not None
-        np.testing.assert_allclose(provider.download(found), values, rtol=1e-4, atol=1e-6, err_msg=name)
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("size", "half"), [(8, 4), (10, 3), (64, 32), (2, 1)])
 def test_rotary_embedding(fused: tuple[Any, FusedKernels], size: int, half: int, interleaved: bool) -> None:
@@ -266,61 +219,23 @@ def test_the_shim_notices_threads_that_miss_a_barrier(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["gpt2_optimum", "llama_optimum", "llama_genai_int4_asym"])
-def test_a_whole_generation_with_them(folder: str, data: Path, fake_cupy: ModuleType, host: ModuleType) -> None:
-    cupy = fake_cupy.FakeCupy()
-    cupy.with_compiler(host.HostModule)
-
-    class WithCompiler:
-        @hookimpl
-        def miniort_providers(self) -> list[ProviderInfo]:
-            return [ProviderInfo("cuda", 300, lambda: Availability(True, "double"), lambda _: CUDAProvider(cupy, cupy.special))]
-
-    plugins = create_plugin_manager(points=[])
-    for module in (WithCompiler(), miniort_cpu.plugin, miniort_samplers.plugin, miniort_cache_layouts.plugin, miniort_models.plugin):
-        plugins.register(module)
+def test_a_whole_generation_with_them(folder: str, data: Path, compiling_cupy: Any, compiling_plugins: PluginManager) -> None:
     found = []
     for providers in (["cuda", "cpu"], ["cpu"]):
-        decoder = open_decoder(data / "fixtures" / folder, providers=providers, plugins=plugins)
+        decoder = open_decoder(data / "fixtures" / folder, providers=providers, plugins=compiling_plugins)
         generator = Generator(decoder, decoder.new_cache("static"), decoder.new_sampler("greedy"), end_tokens=())
         generator.append_tokens(np.random.default_rng(1).integers(0, 500, (1, 9)))
         found.append([int(step.ids[0]) for step in generate(generator, 8)])
     assert found[0] == found[1]
     used = {
-        "gpt2_optimum": {"layer_normalization", "gelu_by_tanh"},
-        "llama_optimum": {"rms_normalization", "rotary_embedding", "swish"},
+        "gpt2_optimum": {"layer_normalization", "chain_Add_Gelu", "chain_Add_Add"},
+        "llama_optimum": {"rms_normalization", "rotary_embedding", "chain_Swish_Mul"},
     }
     wanted = used.get(folder, {"block_quantized_product"}) | {"attention_splits", "attention_joined"}
-    assert wanted <= set(cupy.launches), "the kernels are what ran"
-
-
-@pytest.fixture(scope="module")
-def nvrtc(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """NVIDIA's compiler, out of its wheel: it needs no GPU and no driver."""
-    folder = tmp_path_factory.mktemp("nvrtc")
-    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or "pip"]
-    command = [*pip, "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder), NVRTC]
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    with zipfile.ZipFile(next(folder.glob("*.whl"))) as archive:
-        archive.extractall(folder)
-    library = ctypes.CDLL(str(next(folder.rglob("libnvrtc.so.12"))))
-    for name in ("nvrtcCreateProgram", "nvrtcCompileProgram", "nvrtcGetProgramLogSize", "nvrtcGetProgramLog", "nvrtcGetPTXSize"):
-        getattr(library, name).restype = ctypes.c_int
-    return library
+    assert wanted <= set(compiling_cupy.launches), "the kernels are what ran"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", SOURCES)
-def test_nvrtc_compiles_it(nvrtc: ctypes.CDLL, name: str, capability: int) -> None:
-    program = ctypes.c_void_p()
-    assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), source(name).encode(), f"{name}.cu".encode(), 0, None, None) == 0
-    options = [f"--gpu-architecture=compute_{capability}".encode(), b"--std=c++14"]
-    status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    log = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, log)
-    assert status == 0, log.value.decode()
-    nvrtc.nvrtcGetPTXSize(program, ctypes.byref(size))
-    assert size.value > 1000
+def test_nvrtc_compiles_it(nvrtc: Callable[[str, int], None], name: str, capability: int) -> None:
+    nvrtc(source(name), capability)

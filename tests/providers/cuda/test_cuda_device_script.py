@@ -81,6 +81,15 @@ def test_what_it_says_of_recorded_steps(script: ModuleType, cupy: Any, data: Pat
     assert lines[3].startswith("gpt2_optimum_legacy, as a CUDA graph: tokens as on the CPU, not recorded: the graph takes no positions")
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile CUDA C for the host with")
+def test_it_checks_kernels_that_are_generated(script: ModuleType, compiling_plugins: PluginManager, cupy: Any) -> None:
+    lines: list[str] = []
+    assert script.check_chains(compiling_plugins, frozenset({"Gelu", "Pow", "Less", "Xor", "Not"}), lines.append)
+    assert lines == ["chains: 15 of one op and one type, 0 wrong"]
+    assert not script.check_chains(plugins_with(cupy), frozenset({"Add"}), lines.append)
+    assert "  WRONG Add of float: it is in no chain" in lines
+
+
 def test_it_notices_a_wrong_kernel(script: ModuleType, fake_cupy: ModuleType, data: Path) -> None:
     class Wrong(fake_cupy.FakeCupy):  # type: ignore[misc,name-defined]
         @property

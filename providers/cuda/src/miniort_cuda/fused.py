@@ -12,7 +12,7 @@ import numpy as np
 from miniort.kernels import NodeContext
 from miniort_cuda.element_types import FLOAT16, FLOAT32
 
-SOURCES = ("activation", "normalization", "softmax", "attention", "block_quantized", "rotary_embedding", "few_rows")
+SOURCES = ("normalization", "softmax", "attention", "block_quantized", "rotary_embedding", "few_rows")
 """The files beside `reduction.cuh` and `half.cuh`, which each of them begins with."""
 
 _READABLE = (FLOAT16, FLOAT32)
@@ -46,9 +46,19 @@ class FusedKernels:
         self._modules: dict[str, Any] = {}
 
     def _kernel(self, file: str, name: str) -> Any:
-        if file not in self._modules:
-            self._modules[file] = self._xp.RawModule(code=source(file), options=("--std=c++14",))
-        return self._modules[file].get_function(name)
+        return self._module(source(file), ("--std=c++14",)).get_function(name)
+
+    def generated(self, code: str, name: str) -> Any:
+        """The kernel of that name in CUDA C that was generated for a chain of ops, compiled once for all chains that are the same.
+
+        A product and a sum aren't made one operation: each op rounds as it does alone.
+        """
+        return self._module(code, ("--std=c++14", "--fmad=false")).get_function(name)
+
+    def _module(self, code: str, options: tuple[str, ...]) -> Any:
+        if code not in self._modules:
+            self._modules[code] = self._xp.RawModule(code=code, options=options)
+        return self._modules[code]
 
     def normalized(self, x: Any, scale: Any, bias: Any, epsilon: float, centred: bool) -> Any | None:
         """LayerNormalization (`centred`) or RMSNormalization over the last axis. x: [..., N] -> same; None if it's not for this kernel."""
@@ -64,14 +74,6 @@ class FusedKernels:
             self._kernel("normalization", "layer_normalization")(grid, (THREADS,), arguments)
         else:
             self._kernel("normalization", "rms_normalization")(grid, (THREADS,), (x, scale, y, np.int64(size), np.float32(epsilon)))
-        return y
-
-    def activation(self, name: str, x: Any, alpha: float = 1.0) -> Any | None:
-        """`sigmoid`, `swish`, `gelu_exact` or `gelu_by_tanh` of each element; None if it's not for this kernel."""
-        if not x.size or not _is_plain(x):
-            return None
-        y = self._xp.empty(x.shape, FLOAT32)
-        self._kernel("activation", name)((-(-x.size // THREADS),), (THREADS,), (x, y, np.int64(x.size), np.float32(alpha)))
         return y
 
     def softmax(self, x: Any, axis: int) -> Any | None:

@@ -13,12 +13,14 @@ from weakref import WeakSet
 import numpy as np
 
 from miniort.errors import ProviderError
+from miniort.graph.elementwise_body import FUSED_ELEMENTWISE
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
 from miniort.providers import DeviceArray, DeviceProcessor, DeviceSampler, MemoryStats, ProviderOptions
 from miniort.types import Array, DType, type_string
 from miniort_cuda import element_types
 from miniort_cuda.availability import OLDEST_CAPABILITY
-from miniort_cuda.bfloat16 import BFloat16Array, for_bfloat16, widened
+from miniort_cuda.bfloat16 import BFloat16Array, widened
+from miniort_cuda.bfloat16_kernels import for_bfloat16
 from miniort_cuda.caches import DEVICE_LAYOUTS
 from miniort_cuda.fused import FusedKernels
 from miniort_cuda.kernels import KERNELS
@@ -69,8 +71,9 @@ class CUDAProvider:
         self.fused = FusedKernels(xp) if hasattr(xp, "RawModule") else None
         self.device = f"cuda:{device_id}"
         self._device_id = device_id
+        offered = (kernel for kernel in KERNELS if self.fused is not None or kernel.op != FUSED_ELEMENTWISE)
         self.kernels = KernelTable(
-            "cuda", (replace(kernel, compile=self._on_device(for_bfloat16(kernel, kernel.compile, xp))) for kernel in KERNELS)
+            "cuda", (replace(kernel, compile=self._on_device(for_bfloat16(kernel, kernel.compile, xp))) for kernel in offered)
         )
 
     def current_device(self) -> Any:

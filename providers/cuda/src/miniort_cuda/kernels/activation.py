@@ -6,9 +6,10 @@ from math import pi, sqrt
 from typing import Any
 
 from miniort.errors import KernelError
+from miniort.graph.elementwise_body import Body
 from miniort.kernels import KernelTable, NodeContext, Run
+from miniort_cuda.chains import in_one_launch, step
 from miniort_cuda.element_types import FLOATS, NUMBERS, compute_dtype
-from miniort_cuda.fused import fused_kernels
 from miniort_cuda.namespace import CONTRIB, array_namespace, special_functions
 
 kernels = KernelTable("cuda")
@@ -21,32 +22,39 @@ def relu(node: NodeContext) -> Run:
     return lambda x: xp.maximum(x, 0)
 
 
+def _in_one_launch(node: NodeContext, formula: Run) -> Run:
+    """The node's op as a chain of one step; the formula where there is no kernel for that."""
+    inputs = tuple(f"x{index}" for index in range(len(node.inputs)))
+    own = step(node.op, inputs, attributes={name: value for name, value in node.attributes.items() if isinstance(value, int | float | str)})
+    return in_one_launch(node, Body(inputs, (own,)), formula)
+
+
 @kernels.register("LeakyRelu", (6, None), types={"T": FLOATS})
 def leaky_relu(node: NodeContext) -> Run:
     """`x` where it's positive, else alpha · x."""
     xp, alpha = array_namespace(node), node.attribute("alpha", 0.01)
-    return lambda x: xp.where(x < 0, alpha * x, x)
+    return _in_one_launch(node, lambda x: xp.where(x < 0, alpha * x, x))
 
 
 @kernels.register("PRelu", (7, None), types={"T": FLOATS})
 def parametric_relu(node: NodeContext) -> Run:
     """`x` where it's positive, else slope · x. slope: broadcasts to x."""
     xp = array_namespace(node)
-    return lambda x, slope: xp.where(x < 0, slope * x, x)
+    return _in_one_launch(node, lambda x, slope: xp.where(x < 0, slope * x, x))
 
 
 @kernels.register("Elu", (6, None), types={"T": FLOATS})
 def elu(node: NodeContext) -> Run:
     """`x` where it's positive, else alpha · (e^x - 1)."""
     xp, alpha = array_namespace(node), node.attribute("alpha", 1.0)
-    return lambda x: xp.where(x < 0, alpha * xp.expm1(xp.minimum(x, 0)), x)
+    return _in_one_launch(node, lambda x: xp.where(x < 0, alpha * xp.expm1(xp.minimum(x, 0)), x))
 
 
 @kernels.register("Softplus", (1, None), types={"T": FLOATS})
 def softplus(node: NodeContext) -> Run:
     """ln(1 + e^x), as max(x, 0) + ln(1 + e^-|x|), in which no power grows."""
     xp = array_namespace(node)
-    return lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x)))
+    return _in_one_launch(node, lambda x: xp.maximum(x, 0) + xp.log1p(xp.exp(-xp.abs(x))))
 
 
 @kernels.register("HardSigmoid", (6, None), types={"T": FLOATS})
@@ -54,14 +62,14 @@ def hard_sigmoid(node: NodeContext) -> Run:
     """alpha · x + beta, put into [0, 1]."""
     xp = array_namespace(node)
     alpha, beta = node.attribute("alpha", 0.2), node.attribute("beta", 0.5)
-    return lambda x: xp.minimum(xp.maximum(alpha * x + beta, 0), 1)
+    return _in_one_launch(node, lambda x: xp.minimum(xp.maximum(alpha * x + beta, 0), 1))
 
 
 @kernels.register("HardSwish", (14, None), types={"T": FLOATS})
 def hard_swish(node: NodeContext) -> Run:
     """`x` times x / 6 + 1/2, the latter put into [0, 1]."""
     xp = array_namespace(node)
-    return lambda x: x * xp.minimum(xp.maximum(x * (1 / 6) + 0.5, 0), 1)
+    return _in_one_launch(node, lambda x: x * xp.minimum(xp.maximum(x * (1 / 6) + 0.5, 0), 1))
 
 
 def sigmoid_of(xp: Any, x: Any) -> Any:
@@ -70,38 +78,26 @@ def sigmoid_of(xp: Any, x: Any) -> Any:
     return xp.where(x >= 0, xp.ones_like(e), e) / (1 + e)
 
 
-def _in_one_pass(node: NodeContext, name: str, formula: Run, alpha: float = 1.0) -> Run:
-    """Our own kernel of that name where it takes what it's given, else the formula."""
-    fused = fused_kernels(node)
-    if fused is None:
-        return formula
-
-    def run(x: Any) -> Any:
-        y = fused.activation(name, x, alpha)
-        return formula(x) if y is None else y
-
-    return run
-
-
 @kernels.register("Sigmoid", (6, None), types={"T": FLOATS})
 def sigmoid(node: NodeContext) -> Run:
     """1 / (1 + e^-x). x: any shape -> same shape."""
     xp = array_namespace(node)
-    return _in_one_pass(node, "sigmoid", lambda x: sigmoid_of(xp, x))
+    return _in_one_launch(node, lambda x: sigmoid_of(xp, x))
 
 
 @kernels.register("Swish", (24, None), types={"T": FLOATS})
 def swish(node: NodeContext) -> Run:
     """Sigmoid linear unit x · sigmoid(alpha · x) (Ramachandran et al. 2017, arXiv:1710.05941)."""
     xp, alpha = array_namespace(node), node.attribute("alpha", 1.0)
-    return _in_one_pass(node, "swish", lambda x: x * sigmoid_of(xp, x if alpha == 1 else alpha * x), alpha)
+    return _in_one_launch(node, lambda x: x * sigmoid_of(xp, x if alpha == 1 else alpha * x))
 
 
 @kernels.register("QuickGelu", domain=CONTRIB)
 def quick_gelu(node: NodeContext) -> Run:
     """`x` · sigmoid(alpha · x)."""
     xp, alpha = array_namespace(node), node.attribute("alpha", 1.702)
-    return lambda x: x * sigmoid_of(xp, alpha * x)
+    body = Body(("x",), (step("Swish", ("x",), attributes={"alpha": alpha}),))
+    return in_one_launch(node, body, lambda x: x * sigmoid_of(xp, alpha * x))
 
 
 def gelu_exact(special: Any, x: Any) -> Any:
@@ -118,14 +114,11 @@ def gelu_by_tanh(xp: Any, x: Any) -> Any:
 def gelu(node: NodeContext) -> Run:
     """Gaussian error linear unit, by tanh if `approximate` says so."""
     xp, special = array_namespace(node), special_functions(node)
-    ways: dict[str, Run] = {
-        "none": _in_one_pass(node, "gelu_exact", lambda x: gelu_exact(special, x)),
-        "tanh": _in_one_pass(node, "gelu_by_tanh", lambda x: gelu_by_tanh(xp, x)),
-    }
+    formulas: dict[str, Run] = {"none": lambda x: gelu_exact(special, x), "tanh": lambda x: gelu_by_tanh(xp, x)}
     approximate = node.attribute("approximate", "none")
-    if approximate not in ways:
+    if approximate not in formulas:
         raise KernelError(f"node {node.name!r} (Gelu): approximate must be 'none' or 'tanh', found {approximate!r}")
-    return ways[approximate]
+    return _in_one_launch(node, formulas[approximate])
 
 
 @kernels.register("Gelu", domain=CONTRIB)
@@ -133,14 +126,23 @@ def gelu(node: NodeContext) -> Run:
 def bias_gelu(node: NodeContext) -> Run:
     """Gelu of x + bias, by the error function. x: [..., N]; bias: [N], absent in Gelu."""
     special = special_functions(node)
-    return lambda x, bias=None: gelu_exact(special, x if bias is None else x + bias)
+    return _gelu_of_sum(node, "none", lambda x, bias=None: gelu_exact(special, x if bias is None else x + bias))
 
 
 @kernels.register("FastGelu", domain=CONTRIB)
 def fast_gelu(node: NodeContext) -> Run:
     """Gelu of x + bias, by tanh. x: [..., N]; bias: [N], may be absent."""
     xp = array_namespace(node)
-    return lambda x, bias=None: gelu_by_tanh(xp, x if bias is None else x + bias)
+    return _gelu_of_sum(node, "tanh", lambda x, bias=None: gelu_by_tanh(xp, x if bias is None else x + bias))
+
+
+def _gelu_of_sum(node: NodeContext, approximate: str, formula: Run) -> Run:
+    attributes = {"approximate": approximate}
+    if not node.has_input(1):
+        alone = in_one_launch(node, Body(("x",), (step("Gelu", ("x",), attributes=attributes),)), formula)
+        return lambda x, bias=None: alone(x)
+    steps = (step("Add", ("x", "bias"), "sum"), step("Gelu", ("sum",), attributes=attributes))
+    return in_one_launch(node, Body(("x", "bias"), steps), formula)
 
 
 @kernels.register("Clip", (6, 10), types={"T": FLOATS})

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -44,14 +45,30 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     return float((np.abs(got - want) / scale).max(initial=0))
 
 
+def plain(path: Path) -> bytes:
+    """The model, without a Softmax at its end.
+
+    Weights of `light` models are made up, and their logits billions: one that's rounded the other way is a thousand above the rest, and
+    takes all of the probability.
+    """
+    model = onnx.load(path)
+    last = model.graph.node[-1]
+    if last.op_type == "Softmax" and [output.name for output in model.graph.output] == list(last.output):
+        model.graph.output[0].name = last.input[0]
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        del model.graph.node[-1]
+    return model.SerializeToString()
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if _is_slow(name) else name for name in MODELS])
 def test_real_model(name):
     model = MODELS[name]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = 2
-    reference = onnxruntime.InferenceSession(str(model.path()), options, providers=["CPUExecutionProvider"])
-    session = InferenceSession(model.path(), providers=["cpu"])
+    source = plain(model.path()) if model.wheel is None else str(model.path())
+    reference = onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    session = InferenceSession(source, providers=["cpu"])
     for seed in range(1 if model.wheel is None else 3):
         feed = model.feed(np.random.default_rng(seed))
         for info, got, want in zip(session.get_outputs(), session.run(None, feed), reference.run(None, feed), strict=True):

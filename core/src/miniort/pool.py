@@ -12,6 +12,7 @@ import weakref
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from math import prod
 
 import numpy as np
@@ -24,6 +25,21 @@ SMALLEST = 64 * 1024
 
 WASTE = 2
 """A free block serves only what is at least 1/WASTE of its size."""
+
+
+_HUGE_PAGE = 2 << 20
+"""Bytes of a huge page; where it's another size, nothing breaks."""
+
+
+def _new_block(size: int) -> mmap.mmap:
+    """Fresh memory of the system. Where it can be, in huge pages: to touch 12 MB page by page takes 4 ms, in huge ones a tenth of it."""
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared memory, the default, has no huge pages
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= 2 * _HUGE_PAGE:
+        with suppress(OSError):  # a kernel without them
+            block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
 class _Lease(weakref.ref[Array]):
@@ -76,7 +92,7 @@ class BufferPool:
                 self._free_bytes -= found
             else:
                 self._make_way(size)
-                block = mmap.mmap(-1, size)
+                block = _new_block(size)
                 self._reserved += size
             self._peak = max(self._peak, self._reserved - self._free_bytes)
             return block

@@ -8,18 +8,18 @@ from numba import carray, cfunc, njit
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
 from miniort_numba.compiled.multiply_add import add_rows, dot_products
-from miniort_numba.compiled.tiles import STRIP, add_strip, copy_strip
+from miniort_numba.compiled.tiles import STRIP, add_strip, copy_strip, set_strip
 from miniort_numba.options import PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
 COLUMNS = 16
 """Columns of a matrix stored column by column that a few rows are multiplied with, one after the other, while they're in the cache."""
 
-DEPTH = 256
-"""Rows of the matrix that are copied together for a strip of columns: 32 KB, which the first cache holds."""
+DEPTH = 384
+"""Rows of the matrix that are copied together for a strip of columns: 48 KB. With fewer, the result is read and written more often."""
 
 TOGETHER = 8
-"""Strips that are copied together, as memory is read faster from front to back: 256 KB, which the second cache holds."""
+"""Strips that are copied together, as memory is read faster from front to back: 384 KB, which the second cache holds."""
 
 WORDS_PER_CHUNK = 1 << 16
 """Elements of the matrix that a chunk should have at least: 256 KB, which takes some 20 µs to read."""
@@ -69,8 +69,9 @@ def _rows_by_strips(arguments: int, begin: int, end: int) -> None:
     part = np.empty((TOGETHER, DEPTH, STRIP), np.float32)
     edge = np.empty((rows, STRIP), np.float32) if end * STRIP > columns else np.empty((0, STRIP), np.float32)
     edge[:] = 0
-    for r in range(rows):
-        y[r, begin * STRIP : min(end * STRIP, columns)] = 0
+    if inner == 0:
+        for r in range(rows):
+            y[r, begin * STRIP : min(end * STRIP, columns)] = 0
     deep = -(-inner // max(1, -(-inner // DEPTH)))  # parts of one depth, not a small one at the end
     for first in range(0, inner, max(1, deep)):
         depth = min(deep, inner - first)
@@ -98,7 +99,9 @@ def _rows_by_strips(arguments: int, begin: int, end: int) -> None:
             for strip in range(strips):
                 packed = part.ctypes.data + 4 * strip * DEPTH * STRIP
                 width = columns - start - strip * STRIP
-                if width >= STRIP:
+                if width >= STRIP and first == 0:
+                    set_strip(words[0] + 4 * (start + strip * STRIP), columns, left, inner, packed, STRIP, rows, depth)
+                elif width >= STRIP:
                     add_strip(words[0] + 4 * (start + strip * STRIP), columns, left, inner, packed, STRIP, rows, depth)
                 else:
                     part[strip, :depth, width:] = 0

@@ -17,10 +17,11 @@ from typing import TypeAlias
 import numpy as np
 
 from miniort.types import Array
+from miniort.windows import SlidingWindow
 from miniort_cpu.buffers import Allocate
 from miniort_cpu.epilogue import Epilogue
 from miniort_cpu.threads import Threads
-from miniort_cpu.windows import SlidingWindow, overlap
+from miniort_cpu.windows import overlap
 
 BLOCK_BYTES = 1 << 20
 """Bytes of gathered elements that are multiplied at a time."""

@@ -11,9 +11,10 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import Array
+from miniort.windows import SlidingWindow
 from miniort_numba.integer_kernels import INT32, to_floats
 from miniort_numba.kernels import FLOAT32, NO_VECTOR, crew_of
-from miniort_numba.windows import Layout, Window, layout_of, window_of
+from miniort_numba.windows import Layout, layout_of, window_of
 
 KERNELS = KernelTable("numba")
 
@@ -169,7 +170,7 @@ class _Plan:
     result: tuple[int, ...]
 
 
-def _plan(window: Window, shape: tuple[int, ...], weight: tuple[int, ...], groups: int, kind: int, threads: int) -> _Plan:
+def _plan(window: SlidingWindow, shape: tuple[int, ...], weight: tuple[int, ...], groups: int, kind: int, threads: int) -> _Plan:
     """shape: of x; weight: of w; threads: that share the work."""
     from miniort_numba.compiled import convolution as compiled
     from miniort_numba.compiled import tiles

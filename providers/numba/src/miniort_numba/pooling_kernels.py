@@ -9,8 +9,9 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
 from miniort.types import Array
+from miniort.windows import SlidingWindow
 from miniort_numba.kernels import FLOAT32, NO_VECTOR, crew_of
-from miniort_numba.windows import Layout, Window, layout_of, window_of
+from miniort_numba.windows import Layout, layout_of, window_of
 
 KERNELS = KernelTable("numba")
 
@@ -67,9 +68,10 @@ def _pool(node: NodeContext, part: int, by_mean: bool) -> Run:
     return run
 
 
-def _window_counts(window: Window, sizes: tuple[int, int], with_padding: bool) -> Array:
+def _window_counts(window: SlidingWindow, sizes: tuple[int, int], with_padding: bool) -> Array:
     """How many elements each window averages over. -> [windows]."""
-    counts, begins, ends = window.place(sizes)
+    placed = window.place(sizes)
+    counts, begins, ends = placed.counts, placed.begins, placed.ends
     per_axis = []
     for axis in range(2):
         begin, end = (begins[axis], ends[axis]) if with_padding else (0, 0)

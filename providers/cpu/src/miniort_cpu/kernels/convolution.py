@@ -13,13 +13,14 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
+from miniort.windows import SlidingWindow, sliding_window
 from miniort_cpu.buffers import Allocate, copied
 from miniort_cpu.depthwise import depthwise
 from miniort_cpu.epilogue import NOTHING, Activation, Epilogue
 from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype, widen
 from miniort_cpu.kernels.matrix import widened_constant
 from miniort_cpu.threads import Threads, threads_of
-from miniort_cpu.windows import Index, SlidingWindow, gather_windows, positions, scatter_windows, sliding_window
+from miniort_cpu.windows import Index, gather_windows, positions, scatter_windows
 
 kernels = KernelTable("cpu")
 

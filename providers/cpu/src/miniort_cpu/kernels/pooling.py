@@ -11,12 +11,13 @@ import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType
+from miniort.windows import Placement, SlidingWindow, sliding_window
 from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.reduction import maximum, mean
 from miniort_cpu.threads import Threads, threads_of
-from miniort_cpu.windows import Placement, SlidingWindow, overlap, positions, sliding_window
+from miniort_cpu.windows import overlap, positions
 
 kernels = KernelTable("cpu")
 

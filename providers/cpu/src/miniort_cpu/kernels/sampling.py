@@ -11,12 +11,12 @@ import numpy as np
 from miniort.errors import KernelError
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import STRING, Array
+from miniort.windows import sliding_window
 from miniort_cpu.floating_point import FLOAT32, FLOAT64, as_dtype, compute_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.convolution import add_bias
 from miniort_cpu.kernels.matrix import widened_constant
 from miniort_cpu.kernels.resize import cubic_weight
-from miniort_cpu.windows import sliding_window
 
 kernels = KernelTable("cpu")
 

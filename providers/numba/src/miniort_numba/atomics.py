@@ -82,34 +82,23 @@ def call_read_or_write(typingctx: Any, function: Any, descriptor: Any, buffer: A
     return types.int64(types.intp, types.intp, types.intp, types.intp), generate
 
 
-@intrinsic
-def floats_at(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to float32, for ``carray``."""
+def _pointer_to(kind: Any) -> Any:
+    """The function that gives an address as a pointer to elements of a type, for ``carray``."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+    @intrinsic
+    def pointer_at(typingctx: Any, address: Any) -> Any:
+        """The address as a pointer."""
 
-    return types.CPointer(types.float32)(types.intp), generate
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
+        return types.CPointer(kind)(types.intp), generate
 
-@intrinsic
-def words_at(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to int64, for ``carray``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], _WORD.as_pointer())
-
-    return types.CPointer(types.int64)(types.intp), generate
+    return pointer_at
 
 
-@intrinsic
-def bytes_at(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to uint8, for ``carray``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.CPointer(types.uint8)(types.intp), generate
+floats_at, words_at, integers_at = _pointer_to(types.float32), _pointer_to(types.int64), _pointer_to(types.int32)
+bytes_at, signed_bytes_at = _pointer_to(types.uint8), _pointer_to(types.int8)
 
 
 @intrinsic

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from miniort.types import Array
-from miniort_numba.atomics import bytes_at, floats_at, words_at
+from miniort_numba.atomics import bytes_at, floats_at, integers_at, signed_bytes_at, words_at
 from miniort_numba.compiled.tiles import STRIP, add_strip
 from miniort_numba.options import EACH, LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
@@ -47,26 +47,6 @@ def nearest_whole(typingctx: Any, x: Any) -> Any:
         return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.rint.f32"), arguments)
 
     return types.float32(types.float32), generate
-
-
-@intrinsic
-def signed_bytes_at(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to int8, for ``carray``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-
-    return types.CPointer(types.int8)(types.intp), generate
-
-
-@intrinsic
-def integers_at(typingctx: Any, address: Any) -> Any:
-    """The address as a pointer to int32, for ``carray``."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
-
-    return types.CPointer(types.int32)(types.intp), generate
 
 
 @njit(**EACH)

@@ -43,7 +43,7 @@ class _History:
         return _History(
             np.concatenate([self.tokens, ids[:, None]], axis=1),
             np.concatenate([self.mask, np.ones_like(ids)[:, None]], axis=1),
-            np.isin(ids, list(end_tokens)),
+            np.array([token in end_tokens for token in ids.tolist()], np.bool_),
             self.prompt_length,
         )
 

@@ -120,7 +120,10 @@ BY_ROWS, BY_DOTS, BY_STRIPS = address_of(_row_by_rows), address_of(_rows_by_dots
 @njit(**PLAIN)
 def _chunk(size: int, other: int, helpers: int, unit: int) -> int:
     """Units of `size` for one chunk, each of `other` elements: a multiple of `unit`."""
-    count = max(1, min((helpers + 1) * CHUNKS_PER_THREAD, size * other // WORDS_PER_CHUNK)) if helpers else 1
+    threads = helpers + 1
+    count = max(1, min(threads * CHUNKS_PER_THREAD, size * other // WORDS_PER_CHUNK)) if helpers else 1
+    if count > threads:
+        count = count // threads * threads  # or some thread would do the last one while others wait
     return max(unit, -(-size // count // unit) * unit)
 
 

@@ -84,13 +84,14 @@ def attend_one_query(board: int, helpers: int, part: int, q: Array, k: Array, v:
     mask: [B or 1, H or 1, 1, T] of 0 and 1, its rows without gaps, or of no size; y: [B, 1, H, E].
     """
     batch, heads, _, size = q.shape
-    kv_heads, keys, width = k.shape[1], k.shape[2], v.shape[3]
+    kv_heads, width = k.shape[1], v.shape[3]
     group = heads // kv_heads
-    parts = max(1, min(keys // KEYS, -(-UNITS_PER_THREAD * (helpers + 1) // (batch * kv_heads))))
-    units = batch * kv_heads * parts
     mask_rows, mask_heads = (mask.shape[0], mask.shape[1]) if mask.size else (1, 1)
     ranges = np.empty((mask_rows, mask_heads, 1, 3), np.int64)
-    find_ranges(mask, -1, keys, ranges)
+    find_ranges(mask, -1, k.shape[2], ranges)
+    keys = ranges[:, :, :, 1].max()  # all behind them is hidden: a recorded step has room for tokens that are yet to come
+    parts = max(1, min(keys // KEYS, -(-UNITS_PER_THREAD * (helpers + 1) // (batch * kv_heads))))
+    units = batch * kv_heads * parts
     results = np.empty((batch, kv_heads, parts, group, 2 + width), np.float32)
     words, factor = np.empty(_WORDS, np.int64), np.empty(1, np.float32)
     factor[0] = scale

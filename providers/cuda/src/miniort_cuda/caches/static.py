@@ -84,7 +84,7 @@ class StaticCache(DeviceCache):
 
         For two, because with room for one alone a step at that size is the ordinary step, and nothing could be told by comparing them.
         """
-        room, needed = self._buffers[0][0].shape[2], self.length + 2
+        room, needed = min(keys.shape[2] for keys, _ in self._buffers), self.length + 2
         if needed > room:
             return None
         if self._reserved is None or self._reserved.size < needed:

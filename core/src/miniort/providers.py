@@ -68,6 +68,13 @@ class ProviderOptions:
                 have = ", ".join(sorted(known)) or "none"
                 raise ProviderError(f"provider {provider!r} has no option {key!r}; its options: {have}")
 
+    def switch(self, provider: str, key: str, default: bool) -> bool:
+        """Whether an option is on; `default` where it isn't given. ProviderError if it's neither 0 nor 1, false nor true."""
+        text = str(self.options.get(key, int(default))).lower()
+        if text not in ("0", "1", "false", "true"):
+            raise ProviderError(f"provider {provider!r}: {key} must be 0 or 1, found {text!r}")
+        return text in ("1", "true")
+
     def thread_count(self) -> int:
         """How many threads a provider should use: those asked for, else `default_threads()`. ProviderError for a negative number."""
         if self.threads is not None and self.threads < 0:
@@ -171,6 +178,17 @@ class RecordsRuns(Protocol):
         Returns the recording, and what the rehearsal gave. All that the run computes on the host is done here and never again. Its own
         exception if it does something that can't be noted down, such as to wait for the device.
         """
+
+
+@runtime_checkable
+class NotesCalls(Protocol):
+    """What a provider of the host offers besides where its kernels read and write contents of arrays in calls by `miniort.tape.call` only.
+
+    Between them they look at types, shapes and places in memory.
+    """
+
+    notes_calls: bool
+    """Whether runs are to be replayed by these calls."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat,
 from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_feeds
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
-from miniort.providers import ChoosesTokens, KeepsCaches, RecordsRuns
+from miniort.providers import HOST, ChoosesTokens, KeepsCaches
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.types import DType, FloatArray, IntArray
 
@@ -58,12 +58,14 @@ class _BoundGraph:
     @cached_property
     def recorded_steps(self) -> RecordedSteps | None:
         """What records its steps of one token; None where no provider was asked to."""
-        providers = [each.provider for each in self.session.providers]
-        recorder = next((each for each in providers if isinstance(each, RecordsRuns) and each.records_runs), None)
+        recorder = self.session.recorder
         if recorder is None:
             return None
+        provider = recorder.provider
+        if provider.device == HOST:
+            return RecordedSteps(provider, self.session, self._recording_obstacle)
         leaving = self.session.leaving_on_device(self.binding.logits)
-        return RecordedSteps(recorder, None if leaving is None else leaving[1], self._recording_obstacle)
+        return RecordedSteps(provider, None if leaving is None else leaving[1], self._recording_obstacle)
 
     @property
     def _recording_obstacle(self) -> str | None:

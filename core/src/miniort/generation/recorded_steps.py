@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -21,6 +22,7 @@ from miniort.generation.probes import differ
 from miniort.providers import DeviceArray, Provider
 from miniort.runtime.recording import RecordedRun
 from miniort.runtime.session import InferenceSession
+from miniort.runtime.taped_run import TapedRun
 from miniort.types import Array
 
 
@@ -37,7 +39,7 @@ class ReplayCounts:
 class _Recorded:
     """A recorded step, the cache that it appends to, and the length that this had."""
 
-    run: RecordedRun
+    run: RecordedRun | TapedRun
     reserved: ReservedTokens
     length: int
 
@@ -45,8 +47,8 @@ class _Recorded:
 class RecordedSteps:
     """The recorded steps of one graph, one for each cache.
 
-    session: leaves the logits, its only output, on the device of `provider`; None where they're made on the host. obstacle: why steps
-    can't be recorded, if that's known already.
+    session: leaves the logits, its only output, on the device of `provider`; None where they're made elsewhere. obstacle: why steps can't
+    be recorded, if that's known already.
     """
 
     def __init__(self, provider: Provider, session: InferenceSession | None, obstacle: str | None) -> None:
@@ -62,20 +64,22 @@ class RecordedSteps:
         """The cache as a recorded step sees it; None where a step with this cache isn't recorded."""
         if self._never or cache.length == 0 or batch in self._refused:
             return None
-        if not isinstance(cache, ReservesTokens):
+        if not _reserves(type(cache)):
             self.counts.obstacle = "the cache's layout has no place of its own for each token; static has"
             return None
-        return cache.reserved()
+        return cast(ReservesTokens, cache).reserved()
 
     def replay(self, cache: KVCache, feed: Mapping[str, Any]) -> DeviceArray | None:
         """The logits of a step that was recorded; None if it wasn't, or anything but the contents of its inputs is another now."""
         recorded = self._runs.get(cache)
-        if recorded is None or cache.length < recorded.length or not recorded.run.fits(feed):
+        if recorded is None or cache.length < recorded.length:
             return None
-        logits = recorded.run.replay(feed, _place(cache))[0]
+        outputs = recorded.run.replay(feed, _place(cache))
+        if outputs is None:
+            return None
         cast(ReservesTokens, cache).note_replay()
         self.counts.replayed += 1
-        return logits
+        return outputs[0]
 
     def record(self, cache: KVCache, batch: int, reserved: ReservedTokens, feed: Mapping[str, Any], ordinary: Callable[[], Any]) -> Any:
         """Run a step as ever by `ordinary`, for its logits; but record it before, if the step before it met the cache in the same memory.
@@ -114,3 +118,9 @@ class RecordedSteps:
 
 def _place(cache: KVCache) -> Array:
     return np.array([cache.length], np.int64)
+
+
+@lru_cache
+def _reserves(kind: type) -> bool:
+    """Whether caches of a class offer what a recorded step needs; looked up once, as that takes longer than all else here."""
+    return issubclass(kind, ReservesTokens)

@@ -41,7 +41,8 @@ class Step:
 
         The last of them stands in for the new one, so it has its place in time.
         """
-        mask = np.pad(self.mask, ((0, 0), (0, size - self.mask.shape[1])))
+        mask = np.zeros((len(self.mask), size), self.mask.dtype)
+        mask[:, : self.mask.shape[1]] = self.mask
         return replace(self, mask=mask, places=np.append(np.arange(size - 1), self.places[-1]))
 
     def visible(self, window: int = 0) -> Array:

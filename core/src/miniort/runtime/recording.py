@@ -20,15 +20,15 @@ from miniort.types import Array
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
-    """What a recorded run relies on of an input: type and shape, contents if the host reads them; if it's no array, which object it is."""
+class Known:
+    """What a recorded run relies on of a value: type and shape, contents if the host reads them; if it's no array, which object it is."""
 
     value: Any
     contents: bytes | None
 
     @classmethod
-    def of(cls, value: Any, read_on_host: bool) -> _Known:
-        return cls(value, value.tobytes() if read_on_host and isinstance(value, np.ndarray) else None)
+    def of(cls, value: Any, read: bool) -> Known:
+        return cls(value, value.tobytes() if read and isinstance(value, np.ndarray) else None)
 
     def is_same(self, value: Any) -> bool:
         if not isinstance(value, np.ndarray) or not isinstance(self.value, np.ndarray):
@@ -43,15 +43,16 @@ class RecordedRun:
     """What a provider recorded of a plan. `uploads`: for each array that is uploaded its input's name, or what the host made."""
 
     recording: Recording
-    known: Mapping[str, _Known]
+    known: Mapping[str, Known]
     uploads: Sequence[str | Array]
 
-    def fits(self, feed: Mapping[str, Any]) -> bool:
-        """Whether a run with this feed would be the one that was recorded, but for the contents of what is uploaded."""
-        return all(known.is_same(feed.get(name)) for name, known in self.known.items())
+    def replay(self, feed: Mapping[str, Any], told: Array) -> tuple[DeviceArray, ...] | None:
+        """The plan's outputs on the device. told: as for `record_plan`.
 
-    def replay(self, feed: Mapping[str, Any], told: Array) -> tuple[DeviceArray, ...]:
-        """The plan's outputs on the device, for a feed that fits. told: as for `record_plan`."""
+        None where a run with this feed wouldn't be the one that was recorded, but for the contents of what is uploaded.
+        """
+        if not all(known.is_same(feed.get(name)) for name, known in self.known.items()):
+            return None
         return self.recording.replay(*(feed[each] if isinstance(each, str) else each for each in self.uploads), told)
 
 
@@ -82,7 +83,7 @@ def record_plan(
 
     recording, rehearsed = provider.record(run, *(values[source] for source, _ in pairs), told)
     read = _read_on_host(plan)
-    known = {name: _Known.of(value, slot in read) for slot, (name, value) in zip(plan.inputs, feed.items(), strict=True)}
+    known = {name: Known.of(value, slot in read) for slot, (name, value) in zip(plan.inputs, feed.items(), strict=True)}
     return RecordedRun(recording, known, [inputs.get(source, values[source]) for source, _ in pairs]), rehearsed
 
 

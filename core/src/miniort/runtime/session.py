@@ -23,7 +23,7 @@ from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager, first_result
-from miniort.providers import HOST, RecordsRuns, SurroundsRuns
+from miniort.providers import HOST, NotesCalls, RecordsRuns, SurroundsRuns
 from miniort.runtime.assignment import Assigner, OpenProvider
 from miniort.runtime.explain import Explanation, explain
 from miniort.runtime.graph_cache import graph_place
@@ -34,6 +34,7 @@ from miniort.runtime.observers import Observer
 from miniort.runtime.open_providers import open_providers
 from miniort.runtime.plan import Compiler, missing_kernel
 from miniort.runtime.recording import RecordedRun, record_plan
+from miniort.runtime.taped_run import TapedRun, tape_plan
 from miniort.types import STRING, Array, DType, Shape, dtype_from_onnx, format_shape, type_string
 
 _BUILDING_HOOKS = ("miniort_providers", "miniort_kernels", "miniort_graph_passes", "miniort_observers")
@@ -319,17 +320,32 @@ class InferenceSession:
         leaving.plan = plan
         return next(each for each in self.providers if each.provider.device == device), leaving
 
-    def record(self, input_feed: Mapping[str, Any], told: Array, tell: Callable[[Any], None]) -> tuple[RecordedRun, tuple[Any, ...]]:
-        """A run that a provider notes down, to be replayed; with the outputs of its rehearsal, which must be left on the device.
+    def record(
+        self, input_feed: Mapping[str, Any], told: Array, tell: Callable[[Any], None]
+    ) -> tuple[RecordedRun | TapedRun, tuple[Any, ...]]:
+        """A run that is noted down, to be replayed, and its outputs: on the tape of a provider of the host, or by a device.
 
-        told: an array that's uploaded besides, whose copy `tell` is handed, for what isn't an array, such as a cache that is told where to
-        write. ProviderError, or what a kernel raises, if it can't be noted down.
+        A device records it where the outputs are left there, and gives those of a rehearsal. told: an array that's uploaded besides, whose
+        copy `tell` is handed, for what isn't an array, such as a cache that is told where to write. ProviderError, or what a kernel raises,
+        if it can't be noted down.
         """
-        provider = next((each.provider for each in self.providers if isinstance(each.provider, RecordsRuns)), None)
-        if provider is None:
+        recorder = self.recorder
+        if recorder is None:
             raise ProviderError("no provider of this session records runs")
-        with self._around:
-            return record_plan(self.plan, provider, {name: input_feed.get(name) for name in self._input_checks}, told, tell)
+        feed = {name: input_feed.get(name) for name in self._input_checks}
+        if isinstance(recorder.provider, RecordsRuns):
+            with self._around:
+                return record_plan(self.plan, recorder.provider, feed, told, tell)
+        return tape_plan(self.plan, recorder, feed, told, tell, self._around)
+
+    @property
+    def recorder(self) -> OpenProvider | None:
+        """The first of the providers that records runs and was asked to; None if there's none."""
+        for each in self.providers:
+            provider = each.provider
+            if (isinstance(provider, RecordsRuns) and provider.records_runs) or (isinstance(provider, NotesCalls) and provider.notes_calls):
+                return each
+        return None
 
     def close(self) -> None:
         """Give the providers' memory back. Neither the session nor those that `observe` made of it can run afterwards."""

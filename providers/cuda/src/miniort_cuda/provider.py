@@ -219,18 +219,10 @@ def open_provider(options: ProviderOptions) -> CUDAProvider:
     text = str(options.options.get("device_id", 0))
     if not text.isdecimal():
         raise ProviderError(f"provider 'cuda': device_id must be a number such as 0, found {text!r}")
-    switches = {name: _switch(options, name) for name in ("use_tf32", "enable_cuda_graph")}
+    switches = {name: options.switch("cuda", name, False) for name in ("use_tf32", "enable_cuda_graph")}
     try:
         import cupy
         from cupyx.scipy import special
     except ImportError as error:
         raise ProviderError(f"provider 'cuda': CuPy can't be imported: {error}") from error
     return CUDAProvider(cupy, special, int(text), **switches)
-
-
-def _switch(options: ProviderOptions, name: str) -> bool:
-    """Whether an option is on; it's off where it isn't given."""
-    text = str(options.options.get(name, 0)).lower()
-    if text not in ("0", "1", "false", "true"):
-        raise ProviderError(f"provider 'cuda': {name} must be 0 or 1, found {text!r}")
-    return text in ("1", "true")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from hypothesis import HealthCheck, settings
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from miniort.errors import CacheError
-from miniort.generation.cache import CacheSpec, KVCache
+from miniort.generation.cache import CacheSpec, KVCache, ReservesTokens
 from miniort.types import Array, DType, IntArray
 
 QUICK = settings(max_examples=100, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -44,6 +44,19 @@ def _specs(dtypes: Sequence[DType]) -> st.SearchStrategy[CacheSpec]:
         dtype=st.sampled_from(list(dtypes)),
         capacity=st.none() | st.integers(1, 12),
     )
+
+
+class _Host:
+    def upload(self, array: Array) -> Array:
+        return array
+
+    def download(self, array: Array) -> Array:
+        return array
+
+
+def on_host(cache: Any) -> Any:
+    """For `device`, where that's the host: nothing has to be copied."""
+    return _Host()
 
 
 @dataclass
@@ -90,6 +103,7 @@ def cache_layout_machine(
     tolerance: float = 0.0,
     dtypes: Sequence[Any] = (np.float32, np.float16),
     unused: Callable[[Any], Iterable[Array]] | None = None,
+    device: Callable[[Any], Any] | None = None,
 ) -> type[RuleBasedStateMachine]:
     """A state machine that appends, abandons, commits (all or some), crops, reorders and forks caches that `factory` makes.
 
@@ -103,6 +117,8 @@ def cache_layout_machine(
     dtypes: element types to try.
     unused: gives views of all memory of a cache that holds no committed token, of that cache or of a fork. It's filled with NaN, and
         integers with their least value, after every step: what was freed too early, or is read past its end, can't go unnoticed.
+    device: for a layout whose caches a recorded step can append to (`ReservesTokens`), which is then tried as well: gives what copies
+        arrays to and from a cache's device, such as a provider; `on_host` where that's the host.
     """
 
     def spoil(*arrays: Array) -> None:
@@ -156,6 +172,12 @@ def cache_layout_machine(
             found, wanted = found.astype(np.float64), wanted.astype(np.float64)
             return np.array_equal(found, wanted, equal_nan=True) or bool((np.abs(found - wanted) <= error).all())
 
+        @staticmethod
+        def remember(history: _History, tokens: list[tuple[Array, Array]]) -> None:
+            """Take tokens as committed. The lists are new ones, as forks have the old."""
+            history.keys = [np.concatenate((old, key), axis=2) for old, (key, _) in zip(history.keys, tokens, strict=True)]
+            history.values = [np.concatenate((old, value), axis=2) for old, (_, value) in zip(history.values, tokens, strict=True)]
+
         def look(self, history: _History) -> None:
             """Compare what is committed, by an append of no tokens."""
             self.append(history, self.fresh_tokens(history, 0))
@@ -183,10 +205,7 @@ def cache_layout_machine(
                 spoil(key[:, :, count:], value[:, :, count:])
             self.append(history, tokens)
             history.cache.commit(count)
-            history.keys = [np.concatenate((old, key[:, :, :count]), axis=2) for old, (key, _) in zip(history.keys, tokens, strict=True)]
-            history.values = [
-                np.concatenate((old, value[:, :, :count]), axis=2) for old, (_, value) in zip(history.values, tokens, strict=True)
-            ]
+            self.remember(history, [(key[:, :, :count], value[:, :, :count]) for key, value in tokens])
 
         @rule(history=caches, steps=st.integers(2, 6))
         def run_on(self, history: _History, steps: int) -> None:
@@ -324,5 +343,35 @@ def cache_layout_machine(
                 for array in unused(history.cache):
                     array[...] = np.iinfo(array.dtype).min if array.dtype.kind in "iu" else np.nan
 
-    CacheLayoutMachine.TestCase.settings = profile
-    return CacheLayoutMachine
+    class RecordedStepsMachine(CacheLayoutMachine):
+        @rule(history=CacheLayoutMachine.caches)
+        def step_as_recorded(self, history: _History) -> None:
+            """One token, as a replay of a recorded step writes it."""
+            cache, length = cast(ReservesTokens, history.cache), history.length
+            reserved = cache.reserved()
+            if reserved is None:
+                return
+            size = reserved.size
+            _check(size >= length + 2, f"reserved: wanted room for two tokens behind {length}, found {size} in all")
+            _check(cache.reserved() is reserved, "reserved: wanted the same object while memory and size stay")
+            tokens = self.fresh_tokens(history, 1)
+            reserved.clear(length)
+            assert device is not None
+            memory = device(history.cache)
+            reserved.write_at(memory.upload(np.array([length], np.int64)))
+            for layer, pair in enumerate(tokens):
+                views = reserved.append(layer, *(memory.upload(new) for new in pair))
+                for view, old, new in zip(views, (history.keys[layer], history.values[layer]), pair, strict=True):
+                    found, nothing = memory.download(view), np.zeros((*new.shape[:2], size - length - 1, new.shape[3]), new.dtype)
+                    wanted = np.concatenate((old, new, nothing), axis=2)
+                    _check(
+                        np.array_equal(found, wanted), f"reserved, layer {layer}, {length} old tokens and a new one: found {found.shape}"
+                    )
+            cache.note_replay()
+            history.cache.commit(1)
+            self.remember(history, tokens)
+            self.look(history)
+
+    machine = CacheLayoutMachine if device is None else RecordedStepsMachine
+    machine.TestCase.settings = profile
+    return machine

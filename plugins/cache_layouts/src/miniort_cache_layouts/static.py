@@ -9,6 +9,7 @@ import numpy as np
 from miniort.generation.cache import CacheSpec
 from miniort.types import Array, IntArray
 from miniort_cache_layouts.arguments import check_append, check_commit, check_crop, checked_rows, require_positive
+from miniort_cache_layouts.reserved import ReservedBuffers
 
 
 class StaticCache:
@@ -33,6 +34,7 @@ class StaticCache:
         self._step = step
         reserved = min([step if max_length is None else max_length, *limits])
         self._buffers = self._first_buffers(reserved)
+        self._reserved: ReservedBuffers | None = None
         self._appended = [0] * spec.layers
 
     def append(self, layer: int, key: Array, value: Array) -> tuple[Array, Array]:
@@ -69,7 +71,7 @@ class StaticCache:
         """A second cache with a copy of the committed tokens."""
         other = object.__new__(StaticCache)
         other.__dict__.update(self.__dict__)
-        other._buffers = list(self._buffers)
+        other._buffers, other._reserved = list(self._buffers), None
         other._replace_buffers(self._batch, slice(None))
         other._discard_appended()
         return other
@@ -77,6 +79,25 @@ class StaticCache:
     def positions(self) -> IntArray:
         """0 … length-1: no token is ever let go."""
         return np.arange(self.length, dtype=np.int64)
+
+    def reserved(self) -> ReservedBuffers | None:
+        """The buffers at a size with room for two more tokens: `step` doubled as often as needed, so that little is looked at in vain.
+
+        For two, because with room for one alone a step at that size is the ordinary step, and nothing could be told by comparing them.
+        """
+        room, needed = min(keys.shape[2] for keys, _ in self._buffers), self.length + 2
+        if needed > room:
+            return None
+        if self._reserved is None or self._reserved.size < needed or not self._reserved.is_of(self._buffers):
+            size = self._step
+            while size < needed:
+                size *= 2
+            self._reserved = ReservedBuffers(self._buffers, min(size, room))
+        return self._reserved
+
+    def note_replay(self) -> None:
+        """Take one token of every layer as appended."""
+        self._appended = [1] * self._spec.layers
 
     @property
     def nbytes(self) -> int:

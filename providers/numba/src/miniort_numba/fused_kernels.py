@@ -11,6 +11,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run, TypeKey
+from miniort.tape import call
 from miniort.types import Array, DType
 from miniort_numba.kernels import FLOAT32, NO_VECTOR, attend_by_token, crew_of, refuse_attention, row_of
 
@@ -45,7 +46,8 @@ def _normalized_sum(node: NodeContext, by_mean: bool) -> Run:
             rows, others = (np.ascontiguousarray(each).reshape(-1, size) for each in (x, skip))
             added, shifted = (NO_VECTOR if each is None else row_of(each, size) for each in (bias, shift))
             flat_total, flat_y = total.reshape(-1, size), y.reshape(-1, size)
-            normalize_sum(board, helpers, SUM_ROWS, rows, others, added, row_of(scale, size), shifted, by_mean, epsilon, flat_total, flat_y)
+            vectors = added, row_of(scale, size), shifted
+            call(normalize_sum, board, helpers, SUM_ROWS, rows, others, *vectors, by_mean, epsilon, flat_total, flat_y, writes=(total, y))
         return (y, None, None, total) if wants_sum else y
 
     return run
@@ -90,7 +92,7 @@ def fast_gelu(node: NodeContext) -> Run:
         y: Array = x if over and contiguous and x.flags.writeable else allocate(x.shape, FLOAT32)
         if x.size:
             rows = (x if contiguous else np.ascontiguousarray(x)).reshape(-1, size)
-            biased_gelu(board, helpers, BIASED_GELU_ROWS, rows, row_of(bias, size), y.reshape(-1, size))
+            call(biased_gelu, board, helpers, BIASED_GELU_ROWS, rows, row_of(bias, size), y.reshape(-1, size), writes=(y,))
         return y
 
     return run
@@ -111,7 +113,8 @@ def swiglu(node: NodeContext) -> Run:
         size = x.shape[-1] // 2
         y: Array = allocate((*x.shape[:-1], size), FLOAT32)
         if y.size:
-            gate_rows(board, helpers, GATED_ROWS, np.ascontiguousarray(x).reshape(-1, 2 * size), y.reshape(-1, size))
+            source = np.ascontiguousarray(x).reshape(-1, 2 * size)
+            call(gate_rows, board, helpers, GATED_ROWS, source, y.reshape(-1, size), writes=(y,))
         return y
 
     return run
@@ -128,9 +131,10 @@ def split_heads(node: NodeContext) -> Run:
     from miniort_numba.compiled import fused_rows
 
     board, helpers = crew_of(node)
-    allocate, part = node.provider.allocate, fused_rows.SPLIT_ROWS
+    allocate, part, split = node.provider.allocate, fused_rows.SPLIT_ROWS, fused_rows.split_heads
     counts = [int(count) for count in node.attribute("num_heads")]
     table = np.array([counts, node.attribute("turned")], np.int64).T.copy()
+    table.flags.writeable = False
     side_by_side = bool(node.attribute("interleaved", 0))
     all_heads = sum(counts)
     places = list(pairwise(accumulate(counts, initial=0)))
@@ -145,7 +149,8 @@ def split_heads(node: NodeContext) -> Run:
                 raise ValueError(f"heads of {dim} in {batch} rows of {time} tokens can't be turned by angles {list(each.shape)}")
         angles = [_NO_ANGLES if each is None else np.ascontiguousarray(each) for each in (cosines, sines)]
         if x.size:
-            fused_rows.split_heads(board, helpers, part, np.ascontiguousarray(x), added, *angles, table, dim, side_by_side, y)
+            source = np.ascontiguousarray(x)
+            call(split, board, helpers, part, source, added, *angles, table, dim, side_by_side, y, writes=(y,))
         step = batch * time * dim
         return tuple(y[start * step : end * step].reshape(batch, end - start, time, dim) for start, end in places)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, NodeView, Run
+from miniort.tape import call
 from miniort.types import Array, DType
 
 if TYPE_CHECKING:
@@ -71,8 +72,10 @@ def gemm(node: NodeContext) -> Run:
         y: Array = allocate((a.shape[0], b.shape[1]), FLOAT32)
         multiply(a, b, y)
         if alpha != 1:
-            np.multiply(y, alpha, out=y)
-        return y if c is None else np.add(y, c if beta == 1 else beta * c, out=y)
+            call(np.multiply, y, alpha, y, writes=(y,))
+        if c is not None:
+            call(np.add, y, c if beta == 1 else beta * c, y, writes=(y,))
+        return y
 
     return run
 
@@ -87,13 +90,13 @@ def _product(node: NodeContext) -> Run:
     def multiply(a: Array, b: Array, y: Array) -> None:
         rows = len(a)
         if rows == 1 and b.flags.c_contiguous:
-            products.multiply_row(board, helpers, by_rows, a.reshape(-1), b, y[0])
+            call(products.multiply_row, board, helpers, by_rows, a.reshape(-1), b, y[0], writes=(y,))
         elif rows <= FEW_ROWS and b.flags.f_contiguous:
-            products.multiply_rows_by_dots(board, helpers, by_dots, np.ascontiguousarray(a), b.T, y)
+            call(products.multiply_rows_by_dots, board, helpers, by_dots, np.ascontiguousarray(a), b.T, y, writes=(y,))
         elif b.flags.c_contiguous or b.flags.f_contiguous:
-            products.multiply_many_rows(board, helpers, by_strips, np.ascontiguousarray(a), b, y)
+            call(products.multiply_many_rows, board, helpers, by_strips, np.ascontiguousarray(a), b, y, writes=(y,))
         else:
-            np.matmul(a, b, out=y)
+            call(np.matmul, a, b, y, writes=(y,))
 
     return multiply
 
@@ -127,7 +130,7 @@ def _normalization(node: NodeContext, part: int) -> Run:
         if x.size:
             rows = np.ascontiguousarray(x).reshape(-1, size)
             added = NO_VECTOR if bias is None else row_of(bias, size)
-            normalize_rows(board, helpers, part, rows, row_of(scale, size), added, epsilon, y.reshape(-1, size))
+            call(normalize_rows, board, helpers, part, rows, row_of(scale, size), added, epsilon, y.reshape(-1, size), writes=(y,))
         return y
 
     return run
@@ -183,7 +186,8 @@ def _activation(node: NodeContext, part: int, alpha: float) -> Run:
     def run(x: Array) -> Array:
         contiguous = x.flags.c_contiguous
         y: Array = x if over and contiguous and x.flags.writeable else allocate(x.shape, FLOAT32)
-        activate(board, helpers, part, (x if contiguous else np.ascontiguousarray(x)).reshape(-1), alpha, y.reshape(-1))
+        source = (x if contiguous else np.ascontiguousarray(x)).reshape(-1)
+        call(activate, board, helpers, part, source, alpha, y.reshape(-1), writes=(y,))
         return y
 
     return run
@@ -239,12 +243,14 @@ def attend_by_token(node: NodeContext) -> Run:
         seen = _NO_MASK if mask is None else _mask(mask, keys)
         offset = 0 if causal else -1
         if queries == 1 and not causal:
-            attend_one_query(board, helpers, ATTEND_PARTS, _last_together(q), _rows_together(k), _rows_together(v), seen, factor, y)
+            rows = _last_together(q), _rows_together(k), _rows_together(v)
+            call(attend_one_query, board, helpers, ATTEND_PARTS, *rows, seen, factor, y, writes=(y,))
         elif heads // k.shape[1] * queries <= FEW_ROWS:
-            attend(board, helpers, ATTEND, _last_together(q), _rows_together(k), _rows_together(v), seen, offset, factor, y)
+            rows = _last_together(q), _rows_together(k), _rows_together(v)
+            call(attend, board, helpers, ATTEND, *rows, seen, offset, factor, y, writes=(y,))
         else:
             together = _last_together(q), _last_together(k), _last_together(v)
-            attend_by_strips(board, helpers, BY_STRIPS, *together, seen, offset, factor, y)
+            call(attend_by_strips, board, helpers, BY_STRIPS, *together, seen, offset, factor, y, writes=(y,))
         return y
 
     return run

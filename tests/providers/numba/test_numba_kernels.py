@@ -15,7 +15,7 @@ import miniort_cpu.plugin
 import miniort_numba.plugin
 from miniort.errors import ProviderError
 from miniort.providers import ProviderOptions
-from miniort_numba.compiled import attention, products, prompt_attention, rows
+from miniort_numba.compiled import attention, few_rows, products, prompt_attention, rows
 from miniort_numba.provider import NumbaProvider
 from miniort_numba.team import Crew, hire
 
@@ -43,7 +43,7 @@ def test_one_row(crew: Crew, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [(2, 5, 3), (3, 77, 130), (5, 8, 4), (16, 768, 520), (33, 300, 100), (9, 1, 33), (100, 513, 31), (6, 0, 7)]
+    "size", [(2, 5, 3), (3, 77, 130), (5, 8, 4), (16, 768, 520), (33, 300, 100), (24, 50, 1100), (9, 1, 33), (100, 513, 31), (6, 0, 7)]
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_several_rows(crew: Crew, size: tuple[int, int, int], turned: bool) -> None:
@@ -52,10 +52,18 @@ def test_several_rows(crew: Crew, size: tuple[int, int, int], turned: bool) -> N
     b = draw(columns, inner).T if turned else draw(inner, columns)
     products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, y)
     np.testing.assert_allclose(y, a.astype(float) @ b, atol=5e-4)
-    if turned and inner:
+    few = min(count, few_rows.MOST_ROWS)
+    if not turned:
+        y[:] = np.nan
+        few_rows.multiply_few_rows(crew.board, crew.helpers, few_rows.FEW_BY_ROWS, a[:few], b, y[:few])
+        np.testing.assert_allclose(y[:few], a[:few].astype(float) @ b, atol=5e-4)
+    elif inner:
         y[:] = np.nan
         products.multiply_rows_by_dots(crew.board, crew.helpers, products.BY_DOTS, a, b.T, y)
         np.testing.assert_allclose(y, a.astype(float) @ b, atol=5e-4)
+        y[:] = np.nan
+        few_rows.multiply_few_rows_by_dots(crew.board, crew.helpers, few_rows.FEW_BY_DOTS, a[:few], b.T, y[:few])
+        np.testing.assert_allclose(y[:few], a[:few].astype(float) @ b, atol=5e-4)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 768), (300, 77)])

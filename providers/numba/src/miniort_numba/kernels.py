@@ -82,10 +82,11 @@ def gemm(node: NodeContext) -> Run:
 
 def _product(node: NodeContext) -> Run:
     """multiply(a, b, y) writes a · b into y. a: [M, K], b: [K, N], y: [M, N]."""
-    from miniort_numba.compiled import products
+    from miniort_numba.compiled import few_rows, products
 
     board, helpers = crew_of(node)
     by_rows, by_dots, by_strips = products.BY_ROWS, products.BY_DOTS, products.BY_STRIPS
+    few_by_rows, few_by_dots, most = few_rows.FEW_BY_ROWS, few_rows.FEW_BY_DOTS, few_rows.MOST_ROWS
 
     def multiply(a: Array, b: Array, y: Array) -> None:
         rows = len(a)
@@ -93,6 +94,10 @@ def _product(node: NodeContext) -> Run:
             call(products.multiply_row, board, helpers, by_rows, a.reshape(-1), b, y[0], writes=(y,))
         elif rows <= FEW_ROWS and b.flags.f_contiguous:
             call(products.multiply_rows_by_dots, board, helpers, by_dots, np.ascontiguousarray(a), b.T, y, writes=(y,))
+        elif rows <= most and b.flags.c_contiguous:
+            call(few_rows.multiply_few_rows, board, helpers, few_by_rows, np.ascontiguousarray(a), b, y, writes=(y,))
+        elif rows <= most and b.flags.f_contiguous:
+            call(few_rows.multiply_few_rows_by_dots, board, helpers, few_by_dots, np.ascontiguousarray(a), b.T, y, writes=(y,))
         elif b.flags.c_contiguous or b.flags.f_contiguous:
             call(products.multiply_many_rows, board, helpers, by_strips, np.ascontiguousarray(a), b, y, writes=(y,))
         else:

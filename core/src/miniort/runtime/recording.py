@@ -93,7 +93,7 @@ def _parts(plan: Plan) -> tuple[Sequence[Step], Step, Sequence[Step]]:
         raise ProviderError("a run that observers watch can't be recorded")
     if plan.scoped:
         raise ProviderError("control flow can't be recorded: its conditions are read on the host")
-    places = [index for index, step in enumerate(plan.steps) if (step.info.domain, step.info.op) == ("miniort", "Upload")]
+    places = [index for index, step in enumerate(plan.steps) if _is_upload(step)]
     if len(places) != 1:
         late = "nothing" if not places else plan.steps[places[1]].info.path
         raise ProviderError(f"a run can be recorded where all that the device reads is uploaded in one step; found besides: {late}")
@@ -106,9 +106,13 @@ def _parts(plan: Plan) -> tuple[Sequence[Step], Step, Sequence[Step]]:
 
 def _read_on_host(plan: Plan) -> set[int]:
     """The slots whose contents somebody reads, other than to upload them. Of the rest, only the shapes are looked at."""
-    return {
-        slot
-        for step in plan.steps
-        if (step.info.domain, step.info.op) not in (("miniort", "Upload"), ("", "Shape"), ("", "Size"))
-        for slot in step.inputs
-    }
+    return {slot for step in plan.steps if not _is_upload(step) and not reads_shapes_only(step) for slot in step.inputs}
+
+
+def reads_shapes_only(step: Step) -> bool:
+    """Whether the contents of what a step is given don't matter."""
+    return (step.info.domain, step.info.op) in (("", "Shape"), ("", "Size"))
+
+
+def _is_upload(step: Step) -> bool:
+    return (step.info.domain, step.info.op) == ("miniort", "Upload")

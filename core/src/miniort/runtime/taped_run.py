@@ -1,8 +1,8 @@
 """A run of a plan on the host that is noted down on a tape, and then replayed with other contents.
 
-For that the steps are put in three parts. Those that read nothing but constants are run once. Those of other providers that wait for no
-step of the one with the tape are run in each replay: they're small, and look at tokens and masks. All that follows is on the tape: the
-calls that kernels make by `miniort.tape.call`, and of a kernel that makes none the kernel itself.
+For that the steps are put in three parts. Those that read nothing but constants and the shapes of inputs are run once. Those of other
+providers that wait for no step of the one with the tape are run in each replay: they're small, and look at tokens and masks. All that
+follows is on the tape: the calls that kernels make by `miniort.tape.call`, and of a kernel that makes none the kernel itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from miniort.kernels import UFUNC_BUFFER, Run
 from miniort.providers import DeviceArray
 from miniort.runtime.assignment import OpenProvider
 from miniort.runtime.plan import ABSENT, Plan, Step, failure, run_steps
-from miniort.runtime.recording import Known
+from miniort.runtime.recording import Known, reads_shapes_only
 from miniort.tape import Tape
 from miniort.types import Array
 
@@ -94,9 +94,11 @@ def tape_plan(
     slots = {slot: name for slot, (name, value) in zip(plan.inputs, feed.items(), strict=True) if value is not None}
     with around, np.errstate(all="ignore"):
         np.setbufsize(UFUNC_BUFFER)
+        values = _filled(plan.initial, slots, feed)
+        run_steps(once, values)
         initial = list(plan.initial)
-        run_steps(once, initial)
-        values = _filled(initial, slots, feed)
+        for slot in (slot for step in once for slot in step.outputs):
+            initial[slot] = values[slot]
         run_steps(early, values)
         made_early = {*slots, *(slot for step in early for slot in step.outputs)}
         read = made_early.intersection(slot for step in taped for slot in step.inputs)
@@ -130,13 +132,14 @@ def _parts(plan: Plan, provider: str) -> tuple[list[Step], list[Step], list[Step
     early: list[Step] = []
     taped: list[Step] = []
     constant = {ABSENT, *(slot for slot, value in enumerate(plan.initial) if value is not None)} - set(plan.inputs)
+    of_known_shape = constant.union(plan.inputs)
     late: set[int] = set()
     for each in plan.steps:
         step = each._replace(dead=())  # they're run in another order
         if step.info.provider == provider or not late.isdisjoint(step.inputs):
             taped.append(step)
             late.update(step.outputs)
-        elif constant.issuperset(step.inputs) and step.info.op not in NON_DETERMINISTIC:
+        elif (of_known_shape if reads_shapes_only(step) else constant).issuperset(step.inputs) and step.info.op not in NON_DETERMINISTIC:
             once.append(step)
             constant.update(step.outputs)
         else:

@@ -20,8 +20,9 @@ def greedy() -> Sampler:
     def sample(logits: FloatArray, rngs: Sequence[np.random.Generator]) -> IntArray:
         """logits: [batch, vocabulary] -> ids: [batch]."""
         scores = np.asarray(logits, dtype=np.float32)
-        require_choosable("greedy", scores)
-        ids: IntArray = scores.argmax(axis=-1)
+        ids: IntArray = scores.argmax(axis=-1)  # the place of a NaN, if there is one
+        if not (np.take_along_axis(scores, ids[:, None], axis=-1) > -np.inf).all():
+            require_choosable("greedy", scores)
         return ids
 
     return sample

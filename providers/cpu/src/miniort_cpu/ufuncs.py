@@ -9,6 +9,7 @@ import numpy as np
 
 from miniort.kernels import CompileKernel, NodeContext, Run
 from miniort.pool import SMALLEST
+from miniort.tape import apply
 from miniort.types import Array, DType
 from miniort_cpu.threads import Threads, threads_of
 
@@ -47,7 +48,7 @@ def unary(ufunc: Ufunc, dtype: DType | None = None) -> CompileKernel:
 
         def run(x: Array) -> Array:
             if x.nbytes < SMALLEST:
-                return ufunc(x, out=...)  # type: ignore[no-any-return]
+                return apply(ufunc, x)
             return shared(threads, ufunc, allocate(x.shape, dtype or x.dtype), x)
 
         return run
@@ -69,7 +70,7 @@ def binary(ufunc: Ufunc, dtype: DType | None = None) -> CompileKernel:
 
         def run(a: Array, b: Array) -> Array:
             if a.nbytes < SMALLEST and b.nbytes < SMALLEST:
-                return ufunc(a, b, out=...)  # type: ignore[no-any-return]
+                return apply(ufunc, a, b)
             shape = a.shape if a.shape == b.shape else np.broadcast(a, b).shape
             wanted = dtype or a.dtype
             over = a if over_a and _is_fit(a, shape, wanted) else b if over_b and _is_fit(b, shape, wanted) else None

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from miniort.kernels import CompileKernel, KernelTable, NodeContext, Run
+from miniort.tape import call
 from miniort.types import Array
 from miniort_cpu.floating_point import FLOAT32, FLOAT64, NARROW_FLOATS, as_dtype
 from miniort_cpu.threads import threads_of
@@ -46,7 +47,7 @@ def blockwise(formula: Callable[[NodeContext], Formula]) -> CompileKernel:
                 x = x.astype(FLOAT32 if dtype in NARROW_FLOATS else FLOAT64)
             y = x if over else allocate(x.shape, x.dtype)
             if x.size <= BLOCK:
-                compute(x, y)
+                call(compute, x, y, writes=(y,))
             else:
                 if not x.flags.c_contiguous:  # part of a Split, say: a copy into y costs no more memory
                     np.copyto(y, x)

@@ -8,7 +8,7 @@ from math import sqrt
 import numpy as np
 from ml_dtypes import finfo
 
-from miniort.generation.cache import BlockedView
+from miniort.generation.cache import BlockedView, View
 from miniort.kernels import KernelTable, NodeContext, Run
 from miniort.types import Array, DType, dtype_from_onnx
 from miniort_cpu.buffers import Allocate, copied
@@ -76,8 +76,8 @@ def attention(node: NodeContext) -> Run:
         if past_key is None and valid is not None:
             offset = valid.reshape(-1, 1, 1, 1) - q.shape[2]
         factor = sqrt(1 / q.shape[3]) if scale is None else scale
-        if mask is not None and q.shape[2] == 1 and mask.dtype == np.bool_ and mask.shape[-1] == k.shape[2] and mask.all():
-            mask = None  # as in most steps of generation
+        if mask is not None and q.shape[2] == 1 and mask.dtype == np.bool_ and mask.shape[-1] == k.shape[2] and not wants_scores:
+            k, v, mask = _without_hidden_end(k, v, mask)
         # Beside the work of many queries, it costs little to gather keys and values that are in blocks.
         in_blocks = isinstance(k, BlockedView) or isinstance(v, BlockedView)
         plain = not (wants_scores or in_double or (in_blocks and q.shape[2] <= QUERIES))
@@ -111,6 +111,23 @@ def attention(node: NodeContext) -> Run:
         return (y, k, v, kept) if wants_present or wants_scores else y
 
     return run
+
+
+def _without_hidden_end(k: View, v: View, mask: Array) -> tuple[View, View, Array | None]:
+    """Keys, values and mask up to the last key that somebody sees; no mask where nothing is hidden, as in most steps of generation.
+
+    A step that's recorded for all lengths has room for tokens that are yet to come.
+    """
+    keys = mask.shape[-1]
+    if keys:
+        rows = mask.reshape(-1, keys)
+        seen: Array = rows[0] if len(rows) == 1 else np.logical_or.reduce(rows, 0)
+        last = keys - int(seen[::-1].argmax())
+    else:
+        last = 0
+    if last < keys and not (isinstance(k, BlockedView) or isinstance(v, BlockedView)):
+        k, v, mask = k[:, :, :last], v[:, :, :last], mask[..., :last]
+    return k, v, None if mask.all() else mask
 
 
 def _is_large(threads: Threads, q: Array, k: Array | BlockedView, v: Array | BlockedView) -> bool:

@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
+from miniort.tape import call
 from miniort.types import Array
 from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import NARROW_FLOATS, as_dtype, widen
@@ -135,7 +136,11 @@ def matmul(node: NodeContext) -> Run:
 
     def run(a: Array, b: Array) -> Array:
         if a.dtype not in NARROW_FLOATS:
-            return matrix_product(allocate, a, b, threads)
+            if b.ndim != 2 or a.ndim < 2 or not a.size or not b.size:
+                return matrix_product(allocate, a, b, threads)
+            y: Array = allocate((*a.shape[:-1], b.shape[1]), a.dtype)
+            call(product_into, threads, a.reshape(-1, len(b)), b, y.reshape(-1, b.shape[1]), writes=(y,))
+            return y
         wide_a = widen(a) if left is None else left
         wide_b = widen(b) if right is None else right
         return matrix_product(allocate, wide_a, wide_b, threads).astype(a.dtype)

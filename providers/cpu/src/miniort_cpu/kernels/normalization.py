@@ -7,6 +7,7 @@ from math import prod
 import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
+from miniort.tape import call
 from miniort.types import Array, dtype_from_onnx
 from miniort_cpu.axes import normalize_axis
 from miniort_cpu.floating_point import as_dtype, widen
@@ -43,10 +44,11 @@ def layer_normalization(node: NodeContext) -> Run:
     def run(x: Array, scale: Array, bias: Array | None = None) -> Array | tuple[Array, Array, Array]:
         wide = widen(x)
         count, length = _rows(x, axis)
-        if count == 1 and not statistics:
-            return as_dtype(_normalized_row(wide, length, epsilon, scale, bias, allocate(x.shape, wide.dtype)), x.dtype)
-        rows = wide.reshape(count, length)
         y = allocate(x.shape, wide.dtype)
+        if count == 1 and not statistics:
+            call(_normalize_row, wide, length, epsilon, scale, bias, y, writes=(y,))
+            return as_dtype(y, x.dtype)
+        rows = wide.reshape(count, length)
         deviation = y.reshape(count, length)
         mean = np.empty((count, 1), wide.dtype)
         inverse = np.empty((count, 1), wide.dtype)
@@ -86,13 +88,21 @@ def layer_normalization(node: NodeContext) -> Run:
     return run
 
 
-def _normalized_row(x: Array, length: int, epsilon: float, scale: Array, bias: Array | None, y: Array) -> Array:
+def _normalize_row(x: Array, length: int, epsilon: float, scale: Array, bias: Array | None, y: Array) -> None:
     """One row, written into y: the statistics are single numbers then, which cost less than arrays of one. x, y: [length], in any shape."""
     row, deviation = x.reshape(length), y.reshape(length)
     np.subtract(row, np.add.reduce(row) / length, out=deviation)
     np.multiply(deviation, 1 / np.sqrt(np.vecdot(deviation, deviation) / length + epsilon), out=deviation)
     np.multiply(y, scale, out=y)
-    return y if bias is None else np.add(y, bias, out=y)
+    if bias is not None:
+        np.add(y, bias, out=y)
+
+
+def _scale_row(x: Array, length: int, epsilon: float, scale: Array, y: Array) -> None:
+    """One row by the root of its mean square, written into y, as `_normalize_row`."""
+    row = x.reshape(length)
+    np.multiply(row, 1 / np.sqrt(np.vecdot(row, row) / length + epsilon), out=y.reshape(length))
+    np.multiply(y, widen(scale), out=y, casting="same_kind")
 
 
 @kernels.register("RMSNormalization", versions=(23, None))
@@ -107,18 +117,16 @@ def rms_normalization(node: NodeContext) -> Run:
     def run(x: Array, scale: Array) -> Array:
         wide = widen(x)
         count, length = _rows(x, axis)
-        rows = wide.reshape(count, length)
+        y = allocate(x.shape, wide.dtype)
         if count == 1:
-            row = rows[0]
-            y = allocate(x.shape, wide.dtype)
-            np.multiply(row, 1 / np.sqrt(np.vecdot(row, row) / length + epsilon), out=y.reshape(length))
-            return as_dtype(np.multiply(y, widen(scale), out=y, casting="same_kind"), scale.dtype)
+            call(_scale_row, wide, length, epsilon, scale, y, writes=(y,))
+            return as_dtype(y, scale.dtype)
+        rows = wide.reshape(count, length)
         inverse = np.vecdot(rows, rows)[:, None]
         np.divide(inverse, length, out=inverse)
         np.add(inverse, epsilon, out=inverse)
         np.sqrt(inverse, out=inverse)
         np.reciprocal(inverse, out=inverse)
-        y = allocate(x.shape, wide.dtype)
         np.multiply(rows, inverse, out=y.reshape(count, length))
         np.multiply(y, widen(scale), out=y, casting="same_kind")
         return as_dtype(y, scale.dtype)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from miniort.kernels import KernelTable, NodeContext, Run
+from miniort.tape import call
 from miniort.types import Array
-from miniort_cpu.floating_point import as_dtype, widen
+from miniort_cpu.floating_point import as_dtype, compute_dtype, widen
 
 kernels = KernelTable("cpu")
 
@@ -23,9 +24,8 @@ def rotary_embedding(node: NodeContext) -> Run:
     interleaved = bool(node.attribute("interleaved", 0))
     allocate = node.provider.allocate
 
-    def run(x: Array, cosines: Array, sines: Array, position_ids: Array | None = None) -> Array:
+    def turn(x: Array, cosines: Array, sines: Array, position_ids: Array | None, y: Array) -> None:
         wide = widen(x)
-        y = allocate(x.shape, wide.dtype)
         if x.ndim == 4:
             source, target = wide.transpose(0, 2, 1, 3), y.transpose(0, 2, 1, 3)
         else:
@@ -44,6 +44,10 @@ def rotary_embedding(node: NodeContext) -> Run:
         np.add(a * sin, b * cos, out=target[..., second])
         if size < source.shape[3]:
             target[..., size:] = source[..., size:]
+
+    def run(x: Array, cosines: Array, sines: Array, position_ids: Array | None = None) -> Array:
+        y: Array = allocate(x.shape, compute_dtype(x.dtype))
+        call(turn, x, cosines, sines, position_ids, y, writes=(y,))
         return as_dtype(y, x.dtype)
 
     return run

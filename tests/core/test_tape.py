@@ -7,8 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from miniort.errors import ProviderError
-from miniort.tape import Tape, call
+from miniort.tape import Tape, UnknownArrayError, apply, call
 
 
 def double(x: np.ndarray, y: np.ndarray) -> None:
@@ -53,11 +52,44 @@ def test_arrays_live_as_long_as_the_tape() -> None:
 
 def test_an_array_that_no_call_writes_is_refused() -> None:
     """It's a copy that somebody made in passing: in a replay it would hold what it held then."""
-    x, y = np.arange(3.0), np.empty(3)
+    x, y = np.arange(3.0), np.zeros(3)
     tape = Tape([x])
-    with tape.on(), pytest.raises(ProviderError, match=r"argument 0 of double is \[3\] float64 that no call has written"):
+    with tape.on(), pytest.raises(UnknownArrayError, match=r"argument 0 of double is \[3\] float64 that no call has written"):
         call(double, x.copy(), y, writes=(y,))
     assert len(tape) == 0
+    assert not tape.knows(y)
+    assert not y.any(), "it's refused before it's made"
+
+
+def test_calls_are_forgotten() -> None:
+    x, y = np.arange(3.0), np.empty(3)
+    tape = Tape([x])
+    with tape.on():
+        call(double, x, y, writes=(y,))
+        call(double, y, y, writes=(y,))
+    tape.forget(1)
+    tape.play()
+    np.testing.assert_array_equal(y, [0, 2, 4])
+
+
+def test_ufuncs_are_applied_to_where_their_first_result_went() -> None:
+    a, b = np.arange(3.0), np.ones((2, 1))
+    np.testing.assert_array_equal(apply(np.add, a, b), a + b)
+    tape = Tape([a, b])
+    with tape.on():
+        total = apply(np.add, a, b)
+        negative = apply(np.negative, total)
+    a *= 10
+    tape.play()
+    np.testing.assert_array_equal(negative, -(a + b))
+
+
+def test_what_is_learned_is_known() -> None:
+    x = np.arange(3.0)
+    tape = Tape([])
+    assert not tape.knows(x[1:])
+    tape.learn(x)
+    assert tape.knows(x[1:])
 
 
 def test_constants_and_empty_arrays_are_known() -> None:
@@ -83,10 +115,9 @@ def test_other_threads_are_not_on_it() -> None:
     assert len(tape) == 0
 
 
-def test_a_call_that_fails_is_not_noted_and_the_tape_comes_off() -> None:
+def test_the_tape_comes_off_when_a_call_fails() -> None:
     x, y = np.arange(3.0), np.empty(2)
     tape = Tape([x])
     with pytest.raises(ValueError, match="broadcast"), tape.on():
         call(double, x, y, writes=(y,))
-    assert len(tape) == 0
     call(double, x.copy(), np.empty(3), writes=())

@@ -45,6 +45,7 @@ class DecoderSetup:
     stop_tokens: Sequence[int] = ()
     chat_template: Path | None = None
     bindings: Mapping[str, str] = field(default_factory=dict)
+    replay: bool = True
 
     @property
     def sampler_or_greedy(self) -> Named:
@@ -60,7 +61,7 @@ def open_from(setup: DecoderSetup) -> Decoder:
         find_named(plugins, "miniort_logits_processors", LogitsProcessorInfo, processor.name, "logits processor")
     if setup.cache is not None:
         find_named(plugins, "miniort_cache_layouts", CacheLayoutInfo, setup.cache.name, "cache layout")
-    decoder = open_decoder(setup.model, providers=setup.providers, plugins=plugins, bindings=setup.bindings)
+    decoder = open_decoder(setup.model, providers=setup.providers, plugins=plugins, bindings=setup.bindings, replay=setup.replay)
     decoder.source = _with_files_of_the_user(decoder.source, setup)  # there, for processors that want the model's tokenizer, too
     return decoder
 

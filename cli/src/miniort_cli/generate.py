@@ -77,6 +77,7 @@ def _read_prompts(ctx: click.Context, param: click.Parameter, path: Path | None)
 @click.option("-n", "--continuations", type=click.IntRange(min=1), metavar="N", default=1, help="Write on N times from each prompt.")
 @click.option("--prompt-lookup", type=click.IntRange(min=1), metavar="N", help="Guess up to N tokens at once out of the text so far.")
 @click.option("--cache", callback=parse_named, metavar=NAMED, help=f"How keys and values are kept.  [default: {DEFAULT_LAYOUT}]")
+@click.option("--no-replay", "replay", flag_value=False, default=True, help="Run each step anew, in place of replaying what it calls.")
 @click.option("--no-cache", is_flag=True, help="Recompute the whole history in every step: slow, to compare with.")
 @click.option(
     "--save-cache", callback=check_folder, type=click.Path(path_type=Path), metavar="FILE", help="Write the cache to a file at the end."

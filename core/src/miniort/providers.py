@@ -180,17 +180,6 @@ class RecordsRuns(Protocol):
         """
 
 
-@runtime_checkable
-class NotesCalls(Protocol):
-    """What a provider of the host offers besides where its kernels read and write contents of arrays in calls by `miniort.tape.call` only.
-
-    Between them they look at types, shapes and places in memory.
-    """
-
-    notes_calls: bool
-    """Whether runs are to be replayed by these calls."""
-
-
 @dataclass(frozen=True)
 class ProviderInfo:
     """A provider that a package offers.

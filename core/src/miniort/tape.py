@@ -17,6 +17,11 @@ import numpy as np
 from miniort.errors import ProviderError
 from miniort.types import Array
 
+
+class UnknownArrayError(ProviderError):
+    """A call reads an array that nobody would write in a replay, such as a copy that was made in passing."""
+
+
 _tapes: dict[int, Tape] = {}  # by thread
 
 
@@ -26,11 +31,28 @@ def call(function: Callable[..., Any], *arguments: Any, writes: tuple[Array, ...
     function: reads contents of arrays in no other way than through its arguments, and writes no others than those in `writes`, of which it
     relies on no old contents but what calls before it have written. What it returns is dropped.
     """
-    function(*arguments)
     if _tapes:
         tape = _tapes.get(get_ident())
         if tape is not None:
             tape.note(function, arguments, writes)
+    function(*arguments)
+
+
+def apply(ufunc: Callable[..., Any], *inputs: Array) -> Array:
+    """A new array, ``ufunc(*inputs, out=...)``: what `call` is to functions that write into arrays.
+
+    ufunc: one of NumPy's, or what's called like one, by its inputs and ``out``.
+    """
+    result: Array = ufunc(*inputs, out=...)
+    if _tapes:
+        tape = _tapes.get(get_ident())
+        if tape is not None:
+            tape.note(_apply_into, (ufunc, result, *inputs), (result,))
+    return result
+
+
+def _apply_into(ufunc: Callable[..., Any], out: Array, *inputs: Array) -> None:
+    ufunc(*inputs, out=out)
 
 
 class Tape:
@@ -43,21 +65,30 @@ class Tape:
     def __init__(self, known: Iterable[Array]) -> None:
         self._calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = []
         self._owners: dict[int, Array] = {}
-        for array in known:
-            self._learn(array)
+        self.learn(*known)
 
     def __len__(self) -> int:
         return len(self._calls)
 
     def note(self, function: Callable[..., Any], arguments: tuple[Any, ...], writes: tuple[Array, ...]) -> None:
-        """Note one call down. ProviderError if it reads an array that nobody would write in a replay."""
-        for array in writes:
-            self._learn(array)
+        """Note one call down. UnknownArrayError if it reads an array that nobody would write in a replay."""
+        written = {id(_owner(array)) for array in writes}
         for index, argument in enumerate(arguments):
-            if isinstance(argument, np.ndarray) and not self.knows(argument):
+            if isinstance(argument, np.ndarray) and id(_owner(argument)) not in written and not self.knows(argument):
                 name = getattr(function, "__name__", str(function))
-                raise ProviderError(f"argument {index} of {name} is {list(argument.shape)} {argument.dtype} that no call has written")
+                raise UnknownArrayError(f"argument {index} of {name} is {list(argument.shape)} {argument.dtype} that no call has written")
+        self.learn(*writes)
         self._calls.append((function, arguments))
+
+    def forget(self, length: int) -> None:
+        """Drop the calls behind the first `length`. What they have written stays known."""
+        del self._calls[length:]
+
+    def learn(self, *arrays: Array) -> None:
+        """Take arrays as known."""
+        for array in arrays:
+            owner = _owner(array)
+            self._owners[id(owner)] = owner
 
     def knows(self, array: Array) -> bool:
         """Whether a replay makes an array's contents what they'd be in a run."""
@@ -68,10 +99,6 @@ class Tape:
         """Make all calls again."""
         for function, arguments in self._calls:
             function(*arguments)
-
-    def _learn(self, array: Array) -> None:
-        owner = _owner(array)
-        self._owners[id(owner)] = owner
 
     @contextmanager
     def on(self) -> Iterator[None]:

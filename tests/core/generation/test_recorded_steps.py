@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from miniort.generation import open_decoder
-from miniort.generation.recorded_steps import RecordedSteps
+from miniort.generation.recorded_steps import RecordedSteps, ReplayCounts
 from miniort.generation.step_feeds import Step
 
 
@@ -24,8 +24,9 @@ def test_a_step_within_a_larger_cache_sees_what_it_saw_and_nothing_else(window: 
     assert step.mask.shape == (2, 7)
 
 
-def test_nobody_counts_replays_where_no_provider_was_asked_to_record() -> None:
-    assert open_decoder("demo", providers=["cpu"]).replay_counts is None
+def test_nobody_counts_replays_where_that_was_turned_off() -> None:
+    assert open_decoder("demo", providers=["cpu"]).replay_counts == ReplayCounts()
+    assert open_decoder("demo", providers=["cpu"], replay=False).replay_counts is None
 
 
 class Told:

@@ -135,7 +135,8 @@ def test_control_flow_is_not_recorded(build: Callable[..., InferenceSession], de
         build(text, add=(device,)).record({"x": f(1), "flag": np.array(True)}, PLACE, lambda _: None)
 
 
-def test_a_session_without_a_provider_that_records(build: Callable[..., InferenceSession]) -> None:
-    session = build("g (float[N] x) => (float[N] y) { y = Neg(x) }")
+def test_a_session_with_a_device_that_does_not_record(build: Callable[..., InferenceSession], opaque: ModuleType) -> None:
+    session = build("g (float[N] x) => (float[N] y) { y = Neg(x) }", add=(opaque.Device(),))
+    assert session.recorder is None
     with pytest.raises(ProviderError, match="no provider of this session records runs"):
         session.record({"x": f(1)}, PLACE, lambda _: None)

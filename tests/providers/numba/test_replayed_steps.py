@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from miniort import SessionOptions
-from miniort.errors import ProviderError
 from miniort.generation import Decoder, Generator, generate, open_decoder, search
 from miniort.tape import Tape
 from miniort_cli.report import replay_rows
@@ -26,7 +24,7 @@ BEFORE_REPLAYS = 3
 
 def open_on(folder: Path | str, *, replay: bool = True, threads: int | None = None) -> Decoder:
     options = SessionOptions(intra_op_num_threads=threads)
-    return open_decoder(folder, providers=[("numba", {"replay_steps": str(int(replay))}), "cpu"], plugins=PLUGINS, options=options)
+    return open_decoder(folder, providers=["numba", "cpu"], plugins=PLUGINS, options=options, replay=replay)
 
 
 def started(decoder: Decoder, layout: str = "static", rows: int = 1, prompt: int = 9, **options: Any) -> Generator:
@@ -181,14 +179,3 @@ def test_an_interrupt_in_a_replay_loses_nothing(data: Path, monkeypatch: pytest.
         with pytest.raises(KeyboardInterrupt):
             generator.step()
     assert found + tokens_of(generator, 7) == wanted
-
-
-def test_it_is_an_option() -> None:
-    def option(value: str) -> Sequence[Any]:
-        return [("numba", {"replay_steps": value}), "cpu"]
-
-    assert open_decoder("demo", providers=option("false"), plugins=PLUGINS).replay_counts is None
-    with pytest.raises(ProviderError, match="provider 'numba': replay_steps must be 0 or 1, found '2'"):
-        open_decoder("demo", providers=option("2"), plugins=PLUGINS)
-    with pytest.raises(ProviderError, match="has no option 'replay'; its options: replay_steps"):
-        open_decoder("demo", providers=[("numba", {"replay": "1"})], plugins=PLUGINS)

@@ -35,12 +35,16 @@ from miniort.types import DType, FloatArray, IntArray
 
 @dataclass(frozen=True)
 class _BoundGraph:
-    """A graph's session, its binding as it is now that it's joined, how it was joined, and whether it's told which logits are wanted."""
+    """A graph's session, its binding as it is now that it's joined, and how it was joined.
+
+    takes_first_logit: whether it's told which logits are wanted. replays: whether its steps of one token may be recorded.
+    """
 
     session: InferenceSession
     binding: GraphBinding
     join: Join
     takes_first_logit: bool
+    replays: bool
 
     @property
     def knows_positions(self) -> bool:
@@ -57,8 +61,8 @@ class _BoundGraph:
 
     @cached_property
     def recorded_steps(self) -> RecordedSteps | None:
-        """What records its steps of one token; None where no provider was asked to."""
-        recorder = self.session.recorder
+        """What records its steps of one token; None where that was turned off, or no provider was asked to."""
+        recorder = self.session.recorder if self.replays else None
         if recorder is None:
             return None
         provider = recorder.provider
@@ -111,6 +115,7 @@ class Decoder:
     source: what a model format found; see `open_decoder` for names and paths.
     providers, options: as for `InferenceSession`. weights: a store to share with other sessions.
     bindings: names of inputs and outputs by role, where they can't be told from the graph (see `bind_decoder`).
+    replay: whether steps of one token are noted down once and then replayed, where that can be.
     """
 
     def __init__(
@@ -122,6 +127,7 @@ class Decoder:
         weights: WeightStore | None = None,
         plugins: PluginManager | None = None,
         bindings: Mapping[str, str] | None = None,
+        replay: bool = True,
     ) -> None:
         self.source = source
         self.plugins = plugins or create_plugin_manager()
@@ -134,7 +140,7 @@ class Decoder:
                 recipe, options, providers, weights=self.weights, plugins=self.plugins, kernels=[CACHE_APPEND, CACHE_STORE]
             )
             joined = JoinedGraph.from_notes(session.notes)
-            return _BoundGraph(session, joined.graph, joined.join, joined.takes_first_logit), joined.decoder
+            return _BoundGraph(session, joined.graph, joined.join, joined.takes_first_logit, replay), joined.decoder
 
         self._decode, binding = bound(DECODE)
         appended = self._decode.join.dtype
@@ -157,7 +163,7 @@ class Decoder:
 
     @property
     def replay_counts(self) -> ReplayCounts | None:
-        """How often steps of one token were recorded and replayed on a device; None where no provider was asked to."""
+        """How often steps of one token were recorded and replayed; None where that was turned off, or no provider was asked to."""
         return None if self._decode.recorded_steps is None else self._decode.recorded_steps.counts
 
     def cache_spec(self, batch: int) -> CacheSpec:
@@ -431,7 +437,9 @@ def open_decoder(
     weights: WeightStore | None = None,
     plugins: PluginManager | None = None,
     bindings: Mapping[str, str] | None = None,
+    replay: bool = True,
 ) -> Decoder:
     """The decoder that a name or a path stands for; arguments as for `Decoder`."""
     plugins = plugins or create_plugin_manager()
-    return Decoder(find_source(model, plugins), providers=providers, options=options, weights=weights, plugins=plugins, bindings=bindings)
+    source = find_source(model, plugins)
+    return Decoder(source, providers=providers, options=options, weights=weights, plugins=plugins, bindings=bindings, replay=replay)

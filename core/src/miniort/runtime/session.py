@@ -23,7 +23,7 @@ from miniort.model.plain_form import MAP_TYPES
 from miniort.model.schemas import check_opsets
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect, collect_mapping, create_plugin_manager, first_result
-from miniort.providers import HOST, NotesCalls, RecordsRuns, SurroundsRuns
+from miniort.providers import HOST, RecordsRuns, SurroundsRuns
 from miniort.runtime.assignment import Assigner, OpenProvider
 from miniort.runtime.explain import Explanation, explain
 from miniort.runtime.graph_cache import graph_place
@@ -323,7 +323,7 @@ class InferenceSession:
     def record(
         self, input_feed: Mapping[str, Any], told: Array, tell: Callable[[Any], None]
     ) -> tuple[RecordedRun | TapedRun, tuple[Any, ...]]:
-        """A run that is noted down, to be replayed, and its outputs: on the tape of a provider of the host, or by a device.
+        """A run that is noted down, to be replayed, and its outputs: on a tape, where all providers are on the host, or by a device.
 
         A device records it where the outputs are left there, and gives those of a rehearsal. told: an array that's uploaded besides, whose
         copy `tell` is handed, for what isn't an array, such as a cache that is told where to write. ProviderError, or what a kernel raises,
@@ -336,16 +336,15 @@ class InferenceSession:
         if isinstance(recorder.provider, RecordsRuns):
             with self._around:
                 return record_plan(self.plan, recorder.provider, feed, told, tell)
-        return tape_plan(self.plan, recorder, feed, told, tell, self._around)
+        return tape_plan(self.plan, feed, told, tell, self._around)
 
     @property
     def recorder(self) -> OpenProvider | None:
-        """The first of the providers that records runs and was asked to; None if there's none."""
+        """The first provider that records runs and was asked to, or the session's first where all are on the host; None if neither."""
         for each in self.providers:
-            provider = each.provider
-            if (isinstance(provider, RecordsRuns) and provider.records_runs) or (isinstance(provider, NotesCalls) and provider.notes_calls):
+            if isinstance(each.provider, RecordsRuns) and each.provider.records_runs:
                 return each
-        return None
+        return self.providers[0] if all(each.provider.device == HOST for each in self.providers) else None
 
     def close(self) -> None:
         """Give the providers' memory back. Neither the session nor those that `observe` made of it can run afterwards."""

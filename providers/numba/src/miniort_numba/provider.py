@@ -29,17 +29,13 @@ KERNELS = merge_tables(
 
 
 class NumbaProvider(HostProvider):
-    """Kernels over NumPy arrays; nothing is copied between it and the CPU provider.
-
-    Option `replay_steps`, 1 or 0: whether a decoder's steps are noted down once as calls of compiled functions, and these are made again in
-    each step (see `miniort.tape`). It's 1 where it isn't given. ProviderError for any other option.
+    """Kernels over NumPy arrays; nothing is copied between it and the CPU provider. ProviderError if an option is given: there is none.
 
     `crew`: the threads that share the work of one kernel, as many as the options ask for, else the cores that the process may use. They're
     the process's, and sleep when the provider is closed.
     """
 
     def __init__(self, options: ProviderOptions) -> None:
-        options.reject_unknown("numba", ["replay_steps"])
-        self.notes_calls = options.switch("numba", "replay_steps", True)
+        options.reject_unknown("numba")
         super().__init__(KERNELS)
         self.crew: Crew = hire(options.thread_count())

@@ -78,7 +78,7 @@ def check_case(
         assert len(found) == len(expected), f"{len(found)} outputs, not {len(expected)}"
         for got, want in zip(found, expected, strict=True):
             compare(got, want, case)
-        if session.recorder is not None and session.recorder.provider.device == HOST:
+        if not case.shapes_only and session.recorder is not None and session.recorder.provider.device == HOST:
             check_replay(session, frozen, found)
     return name
 
@@ -98,7 +98,8 @@ def check_replay(session: InferenceSession, feeds: Mapping[str, Any], wanted: Se
         return False  # what can't be noted down is run as ever
     found = run.replay(feeds, place)
     for got, want in zip(found or (), wanted, strict=found is not None):
-        np.testing.assert_array_equal(got, want, "a replay differs from a run")
+        one, other = (each.astype(np.float64) if is_float(each.dtype) else each for each in (got, want))  # NaN of a foreign type isn't NaN
+        np.testing.assert_array_equal(one, other, "a replay differs from a run")
     return found is not None
 
 

@@ -13,6 +13,7 @@ from miniort_numba import (
     kernels,
     normalization_kernels,
     pooling_kernels,
+    recurrent_kernels,
 )
 from miniort_numba.team import Crew, hire
 
@@ -25,6 +26,7 @@ KERNELS = merge_tables(
     normalization_kernels.KERNELS,
     activation_kernels.KERNELS,
     integer_kernels.KERNELS,
+    recurrent_kernels.KERNELS,
 )
 
 

@@ -7,7 +7,7 @@ from numba import carray, cfunc, njit
 
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
-from miniort_numba.compiled.exponential import exponential
+from miniort_numba.compiled.exponential import exponential, hyperbolic_tangent
 from miniort_numba.options import EACH, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -62,6 +62,13 @@ def sigmoid(x: Array) -> None:
     """1 / (1 + exp(-x)). x: [n]."""
     for i in range(x.size):
         x[i] = _ONE / (_ONE + exponential(-x[i]))
+
+
+@njit(**EACH)
+def tanh(x: Array) -> None:
+    """The hyperbolic tangent. x: [n]."""
+    for i in range(x.size):
+        x[i] = hyperbolic_tangent(x[i])
 
 
 @njit(**EACH)

@@ -34,7 +34,7 @@ TOGETHER = 8
 WIDTH = TOGETHER * STRIP + 16
 """Elements from row to row of what is read together: not a power of 2, or all rows would want the same lines of the cache."""
 
-_MOST = np.float32(255)
+_NONE, _MOST = np.float32(0), np.float32(255)
 _WORDS = 9
 
 
@@ -95,6 +95,28 @@ def count_nan(x: Array) -> int:
     for i in range(x.size):
         count += 1 if x[i] != x[i] else 0
     return count
+
+
+@njit(**EACH)
+def round_row(y: Array, x: Array, scale: np.float32, zero: np.float32) -> None:
+    """y = max(0, min(255, round(x / scale) + zero)) - zero, ties to even; NaN counts as less than 0. x, y: [n] float32."""
+    for i in range(y.size):
+        v = nearest_whole(x[i] / scale) + zero
+        v = v if v > _NONE else _NONE
+        y[i] = (v if v < _MOST else _MOST) - zero
+
+
+@njit(**PLAIN)
+def round_to_bytes(y: Array, x: Array) -> np.float32:
+    """y = x / scale in 256 whole numbers, less the zero point, as DynamicQuantizeLinear has them; gives the scale. x, y: [n] float32."""
+    low, high = bounds(x)
+    scale = np.float32(1) if high == low else (high - low) / _MOST
+    if count_nan(x):
+        scale = np.float32(np.nan)
+    zero = nearest_whole(-low / scale)
+    zero = zero if zero > _NONE else _NONE
+    round_row(y, x, scale, zero if zero < _MOST else _MOST)
+    return scale
 
 
 @cfunc(PART, cache=True, error_model="numpy")

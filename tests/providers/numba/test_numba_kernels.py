@@ -16,6 +16,8 @@ import miniort_numba.plugin
 from miniort.errors import ProviderError
 from miniort.providers import ProviderOptions
 from miniort_numba.compiled import attention, few_rows, products, prompt_attention, rows
+from miniort_numba.compiled.tiles import LANES
+from miniort_numba.compiled.transposition import turn_strip
 from miniort_numba.provider import NumbaProvider
 from miniort_numba.team import Crew, hire
 
@@ -192,3 +194,13 @@ def test_the_provider_says_what_it_has() -> None:
         NumbaProvider(ProviderOptions(threads=-1))
     with pytest.raises(ProviderError, match="numba"):
         NumbaProvider(ProviderOptions(options={"speed": "high"}))
+
+
+@pytest.mark.parametrize("columns", [0, 3, 16, 50, 384])
+def test_turned_strip(columns: int) -> None:
+    x, y = draw(LANES, columns + 3), np.full((columns + 1, LANES + 5), np.nan, np.float32)
+    done = turn_strip(y.ctypes.data, LANES + 5, x.ctypes.data, columns + 3, columns)
+    assert columns - LANES < done <= columns
+    np.testing.assert_array_equal(y[:done, :LANES], x[:, :done].T)
+    assert np.isnan(y[done:]).all()
+    assert np.isnan(y[:, LANES:]).all()

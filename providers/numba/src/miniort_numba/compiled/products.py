@@ -8,7 +8,8 @@ from numba import carray, cfunc, njit
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
 from miniort_numba.compiled.multiply_add import add_rows, dot_products
-from miniort_numba.compiled.tiles import STRIP, add_strip, copy_strip, set_strip
+from miniort_numba.compiled.tiles import LANES, STRIP, add_strip, copy_strip, set_strip
+from miniort_numba.compiled.transposition import turn_strip
 from miniort_numba.options import PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -91,11 +92,18 @@ def _rows_by_strips(arguments: int, begin: int, end: int) -> None:
                     for k in range(depth):
                         part[whole, k, :rest] = carray(floats_at(corner + 4 * (k * row_step + whole * STRIP)), rest)
             else:
-                for strip in range(strips):
-                    for j in range(min(STRIP, columns - start - strip * STRIP)):
-                        column = carray(floats_at(corner + 4 * (strip * STRIP + j) * column_step), depth)
-                        for k in range(depth):
-                            part[strip, k, j] = column[k]
+                for first_column in range(0, min(strips * STRIP, columns - start), LANES):
+                    width = min(LANES, columns - start - first_column)
+                    source = corner + 4 * first_column * column_step
+                    strip, j = first_column // STRIP, first_column % STRIP
+                    done = 0
+                    if width == LANES:
+                        target = part[strip].ctypes.data + 4 * j
+                        done = turn_strip(target, STRIP, source, column_step, depth)
+                    for lane in range(width):
+                        column = carray(floats_at(source + 4 * lane * column_step), depth)
+                        for k in range(done, depth):
+                            part[strip, k, j + lane] = column[k]
             for strip in range(strips):
                 packed = part.ctypes.data + 4 * strip * DEPTH * STRIP
                 width = columns - start - strip * STRIP

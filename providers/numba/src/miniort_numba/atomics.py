@@ -82,6 +82,29 @@ def call_read_or_write(typingctx: Any, function: Any, descriptor: Any, buffer: A
     return types.int64(types.intp, types.intp, types.intp, types.intp), generate
 
 
+@intrinsic
+def call_for_number(typingctx: Any, function: Any) -> Any:
+    """Call the function of the C library at an address that takes nothing and gives an int, such as ``sched_getcpu``."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return builder.sext(builder.call(builder.inttoptr(given[0], kind.as_pointer()), []), _WORD)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def call_for_thread(typingctx: Any, function: Any, thread: Any, size: Any, memory: Any) -> Any:
+    """Call the function of the C library at an address that takes a thread's number, a size and an address, ``sched_setaffinity``."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [ir.IntType(32), _WORD, _WORD])
+        thread = builder.trunc(given[1], ir.IntType(32))
+        return builder.sext(builder.call(builder.inttoptr(given[0], kind.as_pointer()), [thread, *given[2:]]), _WORD)
+
+    return types.int64(types.intp, types.intp, types.intp, types.intp), generate
+
+
 def _pointer_to(kind: Any) -> Any:
     """The function that gives an address as a pointer to elements of a type, for ``carray``."""
 

@@ -23,11 +23,14 @@ from numba import njit, types
 from miniort.types import Array
 from miniort_numba.atomics import add_to_word, call_part, call_read_or_write, load_word, relax, replace_word, store_word
 from miniort_numba.options import PLAIN
+from miniort_numba.placement import Placement, keep_off_callers_core
 
 LINE = 64
 """Bytes between two words, so that each has a line of the cache of its own."""
 
-TURN, DONE, BUSY, ASLEEP, FUNCTION, ARGUMENTS, CHUNK, SIZE, READ, WRITE, READ_END, WRITE_END, BYTE = (LINE * index for index in range(13))
+TURN, DONE, BUSY, ASLEEP, FUNCTION, ARGUMENTS, CHUNK, SIZE, READ, WRITE, READ_END, WRITE_END, BYTE, PLACEMENT = (
+    LINE * index for index in range(14)
+)
 """Where the words of the board are. TURN: number of the job, how many helpers may join it, and how many of its chunks nobody has taken."""
 
 CHUNK_BITS, HELPER_BITS = 20, 11
@@ -101,6 +104,7 @@ def share(board: int, helpers: int, function: int, arguments: int, size: int, ch
     store_word(board + TURN, (job << (CHUNK_BITS + HELPER_BITS)) | (helpers << CHUNK_BITS) | count)
     sleeping = min(add_to_word(board + ASLEEP, 0), helpers)  # not a plain load: it must not be done before the store above
     if sleeping > 0:
+        keep_off_callers_core(load_word(board + PLACEMENT))
         call_read_or_write(load_word(board + WRITE), load_word(board + WRITE_END), load_word(board + BYTE), sleeping)
     while True:
         turn = load_word(board + TURN)
@@ -130,11 +134,12 @@ class _Board:
     """The words that the crew shares, and its helpers, which start when a session first wants them."""
 
     def __init__(self) -> None:
-        self._memory = np.zeros(14 * LINE, np.uint8)
+        self._memory = np.zeros(15 * LINE, np.uint8)
         self.address = -(-self._memory.ctypes.data // LINE) * LINE
         self._bytes = np.zeros(MOST_HELPERS, np.uint8)
         self._lock = threading.Lock()
         self._helpers = 0
+        self._placement = Placement(MOST_HELPERS)
         self._ends: tuple[int, int] = (0, 0)
 
     def ensure(self, helpers: int) -> None:
@@ -143,7 +148,9 @@ class _Board:
             if not self._helpers:
                 self._prepare()
             for index in range(self._helpers, helpers):
-                threading.Thread(target=help_out, args=(self.address, index), name=f"miniort-numba-{index + 1}", daemon=True).start()
+                thread = threading.Thread(target=help_out, args=(self.address, index), name=f"miniort-numba-{index + 1}", daemon=True)
+                thread.start()
+                self._placement.add(thread.native_id or 0)
             self._helpers = max(self._helpers, helpers)
 
     def _prepare(self) -> None:
@@ -155,6 +162,7 @@ class _Board:
             READ_END: self._ends[0],
             WRITE_END: self._ends[1],
             BYTE: self._bytes.ctypes.data,
+            PLACEMENT: self._placement.address,
         }
         for offset, value in words.items():
             ctypes.c_int64.from_address(self.address + offset).value = value

@@ -336,7 +336,8 @@ def test_quantization_by_range(size: int, scale: float) -> None:
 @pytest.mark.parametrize("size", [(1, 5, 3), (24, 1024, 821), (7, 300, 65), (3, 0, 4)])
 @pytest.mark.parametrize("kind", [np.uint8, np.int8])
 @pytest.mark.parametrize("zeros", [True, False])
-def test_product_of_integers(size: tuple[int, int, int], kind: type[np.integer], zeros: bool) -> None:
+@pytest.mark.parametrize("constant", [True, False])
+def test_product_of_integers(size: tuple[int, int, int], kind: type[np.integer], zeros: bool, constant: bool) -> None:
     """With the largest numbers, too, whose sums float32 wouldn't hold."""
     rows, inner, columns = size
     generator, limits = np.random.default_rng(9), np.iinfo(kind)
@@ -347,10 +348,38 @@ def test_product_of_integers(size: tuple[int, int, int], kind: type[np.integer],
     inputs["a"][0], inputs["b"][:, 0] = 255, limits.max
     if zeros:
         inputs |= {"a_zero": np.array(7, np.uint8), "b_zero": np.array(limits.min, kind)}
-    proto = model([helper.make_node("MatMulInteger", list(inputs), ["y"])], inputs)
-    actual, placed = run(proto, inputs, ["numba", "cpu"])
+    fed = {name: each for name, each in inputs.items() if not constant or name != "b"}
+    proto = model([helper.make_node("MatMulInteger", list(inputs), ["y"])], fed, {"b": inputs["b"]} if constant else {})
+    actual, placed = run(proto, fed, ["numba", "cpu"])
     assert placed == [("MatMulInteger", "numba")]
     wide = {name: each.astype(np.int64) for name, each in inputs.items()}
+    np.testing.assert_array_equal(actual, (wide["a"] - wide.get("a_zero", 0)) @ (wide["b"] - wide.get("b_zero", 0)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(0, 10),
+    inner=st.integers(0, 40),
+    columns=st.integers(0, 140),
+    kinds=st.tuples(*[st.sampled_from([np.int8, np.uint8])] * 2),
+    zeros=st.booleans(),
+    threads=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_products_of_integers_with_a_constant(
+    rows: int, inner: int, columns: int, kinds: tuple[Any, Any], zeros: bool, threads: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    limits = [np.iinfo(kind) for kind in kinds]
+    shapes = ((rows, inner), (inner, columns))
+    a, b = (generator.integers(each.min, each.max, shape, kind, True) for each, shape, kind in zip(limits, shapes, kinds, strict=True))
+    inputs, constants = {"a": a}, {"b": b}
+    if zeros:
+        inputs["a_zero"] = generator.integers(limits[0].min, limits[0].max, (), kinds[0], True)
+        constants["b_zero"] = generator.integers(limits[1].min, limits[1].max, (), kinds[1], True)
+    names = ["a", "b", "a_zero", "b_zero"] if zeros else ["a", "b"]
+    actual, _ = run(model([helper.make_node("MatMulInteger", names, ["y"])], inputs, constants), inputs, ["numba", "cpu"], threads)
+    wide = {name: each.astype(np.int64) for name, each in (inputs | constants).items()}
     np.testing.assert_array_equal(actual, (wide["a"] - wide.get("a_zero", 0)) @ (wide["b"] - wide.get("b_zero", 0)))
 
 

@@ -18,6 +18,9 @@ from miniort_numba.options import PLAIN
 LANES = 16 if binding.get_host_cpu_features().get("avx512f") else 8
 """Elements of a vector."""
 
+HAS_BYTE_DOTS = bool(binding.get_host_cpu_features().get("avx512vnni"))
+"""Whether the processor multiplies and adds up bytes in one instruction, for `byte_dots`."""
+
 ROWS = 8 if LANES == 16 else 4
 """Rows of the largest tile: with two vectors for each row, all of it fits into the registers."""
 

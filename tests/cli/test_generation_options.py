@@ -153,6 +153,16 @@ def test_only_text_of_an_expression_or_a_choice(generate_json: GenerateJson) -> 
     assert generate_json(PROMPT, "--choices", "heaven,earth")["text"] in ("heaven", "earth")
 
 
+def test_steps_are_replayed_unless_that_is_turned_off(generate_json: GenerateJson, miniort: Miniort) -> None:
+    arguments = ("Once upon", "--max-new-tokens", "9")
+    replaying, anew = generate_json(*arguments), generate_json(*arguments, "--no-replay")
+    assert replaying["statistics"]["replayed_steps"] == {"recorded": 1, "replayed": 6, "obstacle": None}
+    assert anew["statistics"]["replayed_steps"] is None
+    assert replaying["text"] == anew["text"]
+    assert "steps replayed" in miniort("generate", *arguments, "--stats").stderr
+    assert "steps replayed" not in miniort("generate", *arguments, "--stats", "--no-replay").stderr
+
+
 def test_prompt_lookup_writes_the_same(generate_json: GenerateJson) -> None:
     for options in ((), ("--temperature", "0.7", "--seed", "3"), ("--stop", "And")):
         plain = generate_json(PROMPT, "--max-new-tokens", "40", *options)

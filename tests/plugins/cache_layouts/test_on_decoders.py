@@ -14,9 +14,9 @@ import pytest
 from miniort import SessionOptions
 from miniort.errors import CacheError
 from miniort.generation import Decoder, Generator, find_source, generate, open_decoder
-from miniort.generation.cache import BlockedView, KVCache
+from miniort.generation.cache import BlockedView, CacheLayoutInfo, KVCache
 from miniort.generation.join import CACHE_INPUT, PAST_SHAPE_INPUT
-from miniort.plugins import create_plugin_manager
+from miniort.plugins import collect_mapping, create_plugin_manager
 from miniort.runtime.observers import NodeInfo
 from miniort.types import Array, FloatArray, IntArray
 
@@ -286,3 +286,27 @@ def test_a_thousand_steps_need_no_memory_beyond_the_cache(layout: str) -> None:
     assert cache.length == 1007
     assert late_cache > early_cache
     assert late - early < reserved + 100_000
+
+
+@pytest.mark.parametrize("layout", ["static", "paged", "window"])
+def test_a_cache_takes_over_the_memory_of_one_that_is_gone(layout: str) -> None:
+    spec = replace(decoder_of("gpt2_optimum").cache_spec(1), capacity=None)
+    create = collect_mapping(create_plugin_manager(), "miniort_cache_layouts", CacheLayoutInfo)[layout].create
+    tokens = np.zeros((1, spec.kv_heads, 5_000, spec.head_dim), spec.dtype)
+
+    def filled() -> tuple[KVCache, set[int]]:
+        cache, places = create(spec), set()
+        for layer in range(spec.layers):
+            for view in cache.append(layer, tokens, tokens):
+                parts = [block.tokens for block in view.blocks] if isinstance(view, BlockedView) else [view]
+                places |= {part.ctypes.data for part in parts}
+        return cache, places
+
+    first, places = filled()
+    second, others = filled()
+    assert not places & others
+    del first
+    third, again = filled()
+    assert again & places
+    assert not again & others
+    del second, third

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -64,6 +64,8 @@ class CacheSpec:
 
     `head_dim` is the size of a key, `value_head_dim` of a value (nearly always the same).
     `capacity` is the most tokens that the cache will hold, None where the model sets no limit.
+    `allocate(shape, dtype)` gives an array with undefined contents: a decoder's takes over the memory of its caches that are gone, which
+    the system needn't clear again.
     """
 
     layers: int
@@ -73,6 +75,7 @@ class CacheSpec:
     value_head_dim: int
     dtype: DType
     capacity: int | None = None
+    allocate: Callable[[Sequence[int], DType], Array] = field(default=np.empty, compare=False, repr=False)
 
     def bytes_per_token(self) -> int:
         """Bytes that one token of every row takes: 2·layers·kv_heads·head_dim·batch·itemsize where keys and values are of one size."""

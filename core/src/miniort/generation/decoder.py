@@ -28,9 +28,13 @@ from miniort.generation.sources import ChatTemplate, DecoderSource, ModelFormat,
 from miniort.generation.step_feeds import Step, cache_parts, past_feeds, step_feeds
 from miniort.model.weights import WeightStore
 from miniort.plugins import PluginManager, collect_mapping, create_plugin_manager, find_named
+from miniort.pool import BufferPool
 from miniort.providers import HOST, ChoosesTokens, KeepsCaches
 from miniort.runtime.session import InferenceSession, SessionOptions
 from miniort.types import DType, FloatArray, IntArray
+
+_FREE_CACHE_BYTES = 256 << 20
+"""Memory of caches that are gone that's kept for the next ones, at most."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,7 @@ class Decoder:
         self.binding: DecoderBinding = binding if appended is None else replace(binding, dtype=np.dtype(appended))
         self._prefill = self._decode if binding.prefill is None else bound(PREFILL, self.binding.dtype)[0]
         self.context_length = source.context_length
+        self._cache_memory = BufferPool(_FREE_CACHE_BYTES)
 
     @property
     def sessions(self) -> Mapping[str, InferenceSession]:
@@ -177,6 +182,7 @@ class Decoder:
             value_head_dim=binding.value_head_dim,
             dtype=binding.dtype,
             capacity=self.context_length,
+            allocate=self._cache_memory.allocate,
         )
 
     def new_cache(self, layout: str = DEFAULT_LAYOUT, batch: int = 1, **options: Any) -> KVCache:
@@ -411,6 +417,7 @@ class Decoder:
         """Give the memory of all providers back."""
         for session in self.sessions.values():
             session.close()
+        self._cache_memory.clear()
 
 
 def find_source(model: str | os.PathLike[str], plugins: PluginManager) -> DecoderSource:

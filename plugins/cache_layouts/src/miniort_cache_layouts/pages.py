@@ -19,7 +19,7 @@ class Slab:
     def __init__(self, spec: CacheSpec, first: int, slots: int) -> None:
         self.first = first
         self.layers = [
-            tuple(np.empty((spec.kv_heads, slots, dim), spec.dtype) for dim in (spec.head_dim, spec.value_head_dim))
+            tuple(spec.allocate((spec.kv_heads, slots, dim), spec.dtype) for dim in (spec.head_dim, spec.value_head_dim))
             for _ in range(spec.layers)
         ]
 

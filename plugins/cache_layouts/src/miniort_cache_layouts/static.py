@@ -115,10 +115,10 @@ class StaticCache:
         return batch
 
     def _first_buffers(self, reserved: int) -> list[tuple[Array, Array]]:
-        """Those of all layers, cut from one block, which is large enough for NumPy to ask for huge pages: they're filled in less time."""
+        """Those of all layers, cut from one block, which is large enough for huge pages: they're filled in less time."""
         spec = self._spec
         key_size, value_size = (spec.batch * spec.kv_heads * reserved * dim for dim in (spec.head_dim, spec.value_head_dim))
-        block = np.empty((spec.layers, key_size + value_size), spec.dtype)
+        block = spec.allocate((spec.layers, key_size + value_size), spec.dtype)
         return [
             (
                 layer[:key_size].reshape(spec.batch, spec.kv_heads, reserved, spec.head_dim),
@@ -130,7 +130,7 @@ class StaticCache:
     def _new_buffers(self, batch: int, reserved: int) -> tuple[Array, Array]:
         spec = self._spec
         key_shape, value_shape = ((batch, spec.kv_heads, reserved, dim) for dim in (spec.head_dim, spec.value_head_dim))
-        return np.empty(key_shape, spec.dtype), np.empty(value_shape, spec.dtype)
+        return spec.allocate(key_shape, spec.dtype), spec.allocate(value_shape, spec.dtype)
 
     def _grow(self, layer: int, wanted: int) -> None:
         rounded = -(-max(wanted, 2 * self._buffers[layer][0].shape[2]) // self._step) * self._step

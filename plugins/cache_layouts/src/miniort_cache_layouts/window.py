@@ -157,7 +157,7 @@ class WindowCache:
     def _new_buffers(self, batch: int, slots: int) -> tuple[Array, Array]:
         spec = self._spec
         key_shape, value_shape = ((batch, spec.kv_heads, slots, dim) for dim in (spec.head_dim, spec.value_head_dim))
-        return np.empty(key_shape, spec.dtype), np.empty(value_shape, spec.dtype)
+        return spec.allocate(key_shape, spec.dtype), spec.allocate(value_shape, spec.dtype)
 
     def _discard_appended(self) -> None:
         self._appended = [0] * self._spec.layers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,17 @@ import miniort_cpu.plugin
 import miniort_numba.plugin
 from miniort import InferenceSession, SessionOptions, create_plugin_manager
 from miniort.generation import open_decoder
-from miniort_numba.compiled import fused_rows
+from miniort_numba.compiled import finished_products, fused_rows, products
+from miniort_numba.compiled.tiles import STRIP
 from miniort_numba.team import Crew, hire
 
 from .test_numba_conformance import plugins
 
 NOTHING = np.empty(0, np.float32)
-FUSED = {"SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "FastGelu", "SwiGLU", "SplitHeads", "JoinedAttention"}
+FUSED = {
+    "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", "FastGelu", "GemmFastGelu", "SwiGLU", "MatMulSwiGLU", "SplitHeads",
+    "MatMulSplitHeads", "JoinedAttention",
+}  # fmt: skip
 
 
 @pytest.fixture(params=[1, 3], ids=lambda number: f"{number} threads")
@@ -99,11 +104,44 @@ def test_split_heads(crew: Crew, sizes: tuple[int, int, Sequence[int], int], ang
     assert start == y.size
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, (9, 3, 3), 64), (2, 37, (4, 1, 1), 10), (3, 90, (5, 5), 24), (1, 30, (3, 1, 1), 128)])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_are_finished_on_the_way(crew: Crew, sizes: tuple[int, int, Sequence[int], int], biased: bool, turned: bool) -> None:
+    batch, time, heads, dim = sizes
+    a, b = draw(batch * time, 50), draw(50, sum(heads) * dim)
+    shape = (batch, time, b.shape[1])
+    bias = draw(b.shape[1] + 1)[1:] if biased else NOTHING
+    cosines, sines = draw(1, time, dim // 2 if turned else 0), draw(1, time + 1, dim // 2 if turned else 0)[:, 1:].copy()
+    told = bias, cosines, sines, np.array([heads, [int(turned)] * len(heads)], np.int64).T.copy(), dim, False
+    ways = products.BY_ROWS, products.BY_STRIPS
+    wanted, y = np.empty(a.shape[0] * b.shape[1], np.float32), np.full(a.shape[0] * b.shape[1], np.nan, np.float32)
+    fused_rows.split_heads(crew.board, crew.helpers, fused_rows.SPLIT_ROWS, (a @ b).reshape(shape), *told, wanted)
+    unit = lcm(dim, STRIP) // STRIP
+    scratch = np.empty(shape, np.float32)
+    finished_products.multiply_and_split_heads(
+        crew.board, crew.helpers, *ways, finished_products.HEADS, a, b, unit, scratch, *told, y
+    )  # fmt: skip
+    np.testing.assert_allclose(y, wanted, atol=1e-4)
+    if not biased and b.shape[1] % (2 * STRIP) == 0:
+        gates, up = np.split(a.astype(float) @ b, 2, 1)
+        result = np.full(up.shape, np.nan, np.float32)
+        finished_products.multiply_and_gate(
+            crew.board, crew.helpers, *ways, finished_products.GATE, a, b, scratch.reshape(-1, b.shape[1]), result
+        )
+        np.testing.assert_allclose(result, gates / (1 + np.exp(-gates)) * up, atol=1e-4)
+    if biased and not turned:
+        wide = a.astype(float) @ b + bias
+        result = np.full(wide.shape, np.nan, np.float32)
+        finished_products.multiply_and_gelu(crew.board, crew.helpers, *ways, finished_products.GELU, a, b, bias, result)
+        np.testing.assert_allclose(result, wide / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("folder", "made"),
     [  # legacy graphs have masks of floats, which the provider's attention doesn't take
-        ("gpt2_optimum", FUSED - {"SkipSimplifiedLayerNormalization", "SwiGLU"}),
-        ("llama_optimum", FUSED - {"SkipLayerNormalization", "FastGelu"}),
+        ("gpt2_optimum", FUSED - {"SkipSimplifiedLayerNormalization", "FastGelu", "SwiGLU", "MatMulSwiGLU", "SplitHeads"}),
+        ("llama_optimum", FUSED - {"SkipLayerNormalization", "FastGelu", "GemmFastGelu", "SwiGLU", "SplitHeads"}),
     ],
 )
 def test_decoders_get_fused_blocks(folder: str, made: set[str], data: Path) -> None:
@@ -113,7 +151,7 @@ def test_decoders_get_fused_blocks(folder: str, made: set[str], data: Path) -> N
         assert made <= set(ops)
         assert "Attention" not in ops
         # The last layer's queries may be cut out before they're split, as only the last position's are computed.
-        assert ops.count("SplitHeads") >= ops.count("CacheAppend") - 1
+        assert ops.count("MatMulSplitHeads") >= ops.count("CacheAppend") - 1
         assert {node.provider for node in session.explain().nodes if node.op.split(".")[-1] in FUSED} == {"numba"}
     plain = open_decoder(data / "fixtures" / folder, providers=["cpu"], plugins=plugins())
     assert not any(FUSED & set(ops_of(session)) for session in plain.sessions.values())
@@ -134,6 +172,9 @@ def session(text: str, level: str = "all", providers: Sequence[str] = ("numba", 
 SUM = """<float[6] bias = {1, 2, 3, 4, 5, 6}, float[6] scale = {1, 1, 2, 1, 1, 1}>"""
 BLOCK = f"""test (float[2, T, 6] a, float[2, T, 6] b) => (float[2, T, 6] y, float[2, T, 6] z) {SUM} {{
     c = Add(b, bias) s = Add(a, c) y = LayerNormalization(s, scale, bias) {{tail}} }}"""
+MLP = """test (float[2, T, 2] x) => (float[2, T, 3] y) <float[2, 3] w = {1, 2, 3, 4, -5, -6}, float[3] bias = {1, 2, 3}> {
+    p = MatMul(x, w) s = Add(p, bias) GELU }"""
+TANH = 'Gelu<approximate = "tanh">'
 GLU = """test (float[2, T, 8] x) => (float[2, T, 4] y) <int64[2] sizes = {4, 4}> {
     a, b = Split<axis = -1>(x, sizes) g = Swish<alpha = ALPHA>(GATE) y = Mul(g, UP) }"""
 HEADS = """test (float[2, T, 24] x, float[2, T, 1] c, float[2, T, 1] s) => (float[2, 2, T, 3] y, float[2, 4, T, 3] z, float[2, 2, T, 3] w)
@@ -149,8 +190,21 @@ def heads(four: str = "0, -1, 4, 3", perm: str = "0, 2, 1, 3", odd: int = 0) -> 
     return HEADS.replace("FOUR", four).replace("PERM", perm).replace("ODD", str(odd))
 
 
+def projected(tail: str = "w = Neg(vt)") -> str:
+    """`heads`, of a product with a matrix."""
+    matrix = f"float[24, 24] matrix = {{{', '.join(str(number % 7 - 3) for number in range(24 * 24))}}}"
+    text = heads().replace("<int64[3] sizes", f"<{matrix}, int64[3] sizes").replace("w = Neg(vt)", tail)
+    return text.replace("sum = Add(bias, x)", "p = MatMul(x, matrix) sum = Add(bias, p)")
+
+
 def glu(gate: str = "a", up: str = "b", alpha: str = "1.0") -> str:
     return GLU.replace("GATE", gate).replace("UP", up).replace("ALPHA", alpha)
+
+
+def gated_product(size: int = 4) -> str:
+    matrix = f"float[8, {2 * size}] matrix = {{{', '.join(str(number % 7 - 3) for number in range(16 * size))}}}"
+    text = glu().replace("<int64[2] sizes = {4, 4}", f"<{matrix}, int64[2] sizes = {{{size}, {size}}}").replace("T, 4]", f"T, {size}]")
+    return text.replace("Split<axis = -1>(x,", "Split<axis = -1>(p,").replace("a, b = ", "p = MatMul(x, matrix) a, b = ")
 
 
 @pytest.mark.parametrize(
@@ -164,12 +218,19 @@ def glu(gate: str = "a", up: str = "b", alpha: str = "1.0") -> str:
             BLOCK.replace(" s ", " z ").replace("(s, ", "(z, ").replace("{tail}", ""),
             ["Add", "Add", "LayerNormalization"],
         ),
+        (MLP.replace("GELU", f"y = {TANH}(s)"), ["GemmFastGelu"]),
+        (MLP.replace("GELU", f"g = {TANH}(s) y = Mul(g, p)"), ["MatMul", "FastGelu", "Mul"]),
+        (MLP.replace("GELU", f"g = {TANH}(s) y = Mul(g, s)"), ["MatMul", "Add", "Gelu", "Mul"]),
         (glu(), ["SwiGLU"]),
+        (gated_product(), ["MatMulSwiGLU"]),
+        (gated_product(32), ["MatMulSwiGLU"]),
         (glu("b", "a"), ["Split", "Swish", "Mul"]),
         (glu(alpha="0.5"), ["Split", "Swish", "Mul"]),
         (glu("a", "a"), None),
         (heads(), ["SplitHeads", "Neg", "Neg", "Neg"]),
         (heads("0, 0, 4, 3"), ["SplitHeads", "Neg", "Neg", "Neg"]),
+        (projected(), ["MatMulSplitHeads", "Neg", "Neg", "Neg"]),
+        (projected("top = ReduceMax<keepdims = 0>(p) w = Add(vt, top)"), ["MatMul", "SplitHeads", "ReduceMax", "Neg", "Neg", "Add"]),
         (heads("2, -1, 4, 3"), None),
         (heads(odd=1), None),
     ],
@@ -181,7 +242,7 @@ def test_fused_graphs_give_what_plain_ones_give(text: str, ops: list[str] | None
     else:
         assert ops_of(fused) == sorted(ops)
     rng = np.random.default_rng(0)
-    for time in (1, 5):
+    for time in (1, 5, 40):
         feeds = {each.name: rng.standard_normal((2, time, each.shape[2])).astype(np.float32) for each in plain.get_inputs()}
         for one, other in zip(fused.run(None, feeds), plain.run(None, feeds), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)

@@ -36,7 +36,7 @@ def draw(*shape: int) -> np.ndarray:
 @pytest.mark.parametrize("size", [(1, 1), (7, 33), (768, 768), (1000, 130), (2049, 1100)])
 def test_one_row(crew: Crew, size: tuple[int, int]) -> None:
     a, b, y = draw(size[0]), draw(*size), np.full(size[1], np.nan, np.float32)
-    products.multiply_row(crew.board, crew.helpers, products.BY_ROWS, a, b, y)
+    products.multiply_row(crew.board, crew.helpers, products.BY_ROWS, a, b, 0, 0, y)
     np.testing.assert_allclose(y, a.astype(float) @ b, atol=5e-4)
     y[:] = np.nan
     turned = np.ascontiguousarray(b.T)
@@ -45,14 +45,26 @@ def test_one_row(crew: Crew, size: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "size", [(2, 5, 3), (3, 77, 130), (5, 8, 4), (16, 768, 520), (33, 300, 100), (24, 50, 1100), (9, 1, 33), (100, 513, 31), (6, 0, 7)]
+    "size",
+    [
+        (2, 5, 3),
+        (3, 77, 130),
+        (5, 8, 4),
+        (16, 768, 520),
+        (33, 300, 100),
+        (24, 50, 1100),
+        (9, 1, 33),
+        (100, 513, 31),
+        (6, 0, 7),
+        (260, 70, 820),
+    ],
 )
 @pytest.mark.parametrize("turned", [False, True])
 def test_several_rows(crew: Crew, size: tuple[int, int, int], turned: bool) -> None:
     count, inner, columns = size
     a, y = draw(count, inner), np.full((count, columns), np.nan, np.float32)
     b = draw(columns, inner).T if turned else draw(inner, columns)
-    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, y)
+    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, 3, 1, 0, 0, y)
     np.testing.assert_allclose(y, a.astype(float) @ b, atol=5e-4)
     few = min(count, few_rows.MOST_ROWS)
     if not turned:
@@ -152,7 +164,7 @@ def test_threads_at_the_same_time() -> None:
         worst = 0.0
         for _ in range(60):
             y = np.full((40, 400), np.nan, np.float32)
-            products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, y)
+            products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, 1, 1, 0, 0, y)
             worst = max(worst, float(np.abs(y - wanted).max()))
         return worst
 
@@ -171,7 +183,7 @@ from miniort_numba.team import hire
 def check():
     crew = hire(2)
     a, b, y = np.ones((9, 70), np.float32), np.ones((70, 900), np.float32), np.zeros((9, 900), np.float32)
-    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, y)
+    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, 1, 1, 0, 0, y)
     assert (y == 70).all()
 
 check()

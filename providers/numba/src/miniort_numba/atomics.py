@@ -71,6 +71,18 @@ def call_part(typingctx: Any, function: Any, arguments: Any, begin: Any, end: An
 
 
 @intrinsic
+def call_finish(typingctx: Any, function: Any, arguments: Any, begin: Any, end: Any, start: Any, width: Any) -> Any:
+    """Call the compiled function at an address, ``function(arguments, begin, end, start, width)``."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_WORD] * 5)
+        builder.call(builder.inttoptr(given[0], kind.as_pointer()), given[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 6), generate
+
+
+@intrinsic
 def call_read_or_write(typingctx: Any, function: Any, descriptor: Any, buffer: Any, count: Any) -> Any:
     """Call the C library's ``read`` or ``write``, whose address is given."""
 

@@ -1,12 +1,14 @@
 """Kernels of the fused ops, which `fusion` makes of a decoder's small nodes; those of com.microsoft may also come with a model.
 
-`miniort.SplitHeads`, `JoinedAttention` and `SwiGLU` are this provider's own: what they take and give is told at their kernels.
+`miniort.SplitHeads`, `JoinedAttention` and `SwiGLU` are this provider's own: what they take and give is told at their kernels. What does
+the product before as well is in `finished_kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,8 @@ KERNELS = KernelTable("numba")
 CONTRIB, OWN = "com.microsoft", "miniort"
 
 _QUERY_KEY_VALUE: Mapping[TypeKey, frozenset[DType]] = dict.fromkeys(range(3), frozenset({FLOAT32}))
-_ALL_FLOAT32: Mapping[TypeKey, frozenset[DType]] = dict.fromkeys(range(5), frozenset({FLOAT32}))
+ALL_FLOAT32: Mapping[TypeKey, frozenset[DType]] = dict.fromkeys(range(5), frozenset({FLOAT32}))
+"""All inputs are float32."""
 _NO_ANGLES = np.empty((1, 0, 0), np.float32)
 
 
@@ -53,7 +56,7 @@ def _normalized_sum(node: NodeContext, by_mean: bool) -> Run:
     return run
 
 
-@KERNELS.register("SkipLayerNormalization", domain=CONTRIB, types=_ALL_FLOAT32, refuse=_refuse_statistics)
+@KERNELS.register("SkipLayerNormalization", domain=CONTRIB, types=ALL_FLOAT32, refuse=_refuse_statistics)
 def skip_layer_normalization(node: NodeContext) -> Run:
     """LayerNormalization of x + skip + bias. x, skip: [..., n], broadcast; gamma, beta, bias: [n] -> as their sum; None, None; the sum."""
     normalize = _normalized_sum(node, True)
@@ -64,7 +67,7 @@ def skip_layer_normalization(node: NodeContext) -> Run:
     return run
 
 
-@KERNELS.register("SkipSimplifiedLayerNormalization", domain=CONTRIB, types=_ALL_FLOAT32, refuse=_refuse_statistics)
+@KERNELS.register("SkipSimplifiedLayerNormalization", domain=CONTRIB, types=ALL_FLOAT32, refuse=_refuse_statistics)
 def skip_simplified_layer_normalization(node: NodeContext) -> Run:
     """RMSNormalization of x + skip + bias. x, skip: [..., n], broadcast; gamma, bias: [n] -> as their sum; None, None; the sum."""
     normalize = _normalized_sum(node, False)
@@ -79,7 +82,7 @@ def _refuse_no_bias(node: NodeView) -> str | None:
     return None if node.has_input(1) else "it takes a bias only"
 
 
-@KERNELS.register("FastGelu", domain=CONTRIB, types=_ALL_FLOAT32, written_over=(0,), refuse=_refuse_no_bias)
+@KERNELS.register("FastGelu", domain=CONTRIB, types=ALL_FLOAT32, written_over=(0,), refuse=_refuse_no_bias)
 def fast_gelu(node: NodeContext) -> Run:
     """Gelu of x + bias, the approximation by tanh. x: [..., n]; bias: [n] -> as x."""
     from miniort_numba.compiled.fused_rows import BIASED_GELU_ROWS, biased_gelu
@@ -98,7 +101,7 @@ def fast_gelu(node: NodeContext) -> Run:
     return run
 
 
-@KERNELS.register("SwiGLU", domain=OWN, types=_ALL_FLOAT32)
+@KERNELS.register("SwiGLU", domain=OWN, types=ALL_FLOAT32)
 def swiglu(node: NodeContext) -> Run:
     """Swish(gate) · up, where gate is the first half of the last axis and up the second (Shazeer 2020, arXiv:2002.05202).
 
@@ -120,7 +123,36 @@ def swiglu(node: NodeContext) -> Run:
     return run
 
 
-@KERNELS.register("SplitHeads", domain=OWN, types=_ALL_FLOAT32)
+class SplitInto:
+    """How a `SplitHeads`, or what does its product as well, splits what it's given. count: heads of all parts."""
+
+    def __init__(self, node: NodeContext) -> None:
+        counts = [int(each) for each in node.attribute("num_heads")]
+        self.count = sum(counts)
+        self._table = np.array([counts, node.attribute("turned")], np.int64).T.copy()
+        self._table.flags.writeable = False
+        self._side_by_side = bool(node.attribute("interleaved", 0))
+        self._places = list(pairwise(accumulate(counts, initial=0)))
+
+    def told(self, shape: tuple[int, ...], bias: Array | None, cosines: Array | None, sines: Array | None) -> tuple[Any, ...]:
+        """The arguments of the compiled functions from the bias to `side_by_side`. ValueError for angles that don't fit."""
+        batch, time, width = shape
+        dim = width // self.count
+        for each in (cosines, sines):
+            if each is not None and (each.shape[0] not in (1, batch) or each.shape[1] != time or 2 * each.shape[2] > dim):
+                raise ValueError(f"heads of {dim} in {batch} rows of {time} tokens can't be turned by angles {list(each.shape)}")
+        angles = [_NO_ANGLES if each is None else np.ascontiguousarray(each) for each in (cosines, sines)]
+        return NO_VECTOR if bias is None else row_of(bias, width), *angles, self._table, dim, self._side_by_side
+
+    def split(self, y: Array, shape: tuple[int, ...]) -> tuple[Array, ...]:
+        """Each part of what was written, [batch, heads, time, dim]."""
+        batch, time, width = shape
+        dim = width // self.count
+        step = batch * time * dim
+        return tuple(y[start * step : end * step].reshape(batch, end - start, time, dim) for start, end in self._places)
+
+
+@KERNELS.register("SplitHeads", domain=OWN, types=ALL_FLOAT32)
 def split_heads(node: NodeContext) -> Run:
     """What a projection gives for queries, keys and values, split into heads; a bias is added before, some parts' heads are turned after.
 
@@ -131,28 +163,15 @@ def split_heads(node: NodeContext) -> Run:
     from miniort_numba.compiled import fused_rows
 
     board, helpers = crew_of(node)
-    allocate, part, split = node.provider.allocate, fused_rows.SPLIT_ROWS, fused_rows.split_heads
-    counts = [int(count) for count in node.attribute("num_heads")]
-    table = np.array([counts, node.attribute("turned")], np.int64).T.copy()
-    table.flags.writeable = False
-    side_by_side = bool(node.attribute("interleaved", 0))
-    all_heads = sum(counts)
-    places = list(pairwise(accumulate(counts, initial=0)))
+    allocate, split, part = node.provider.allocate, fused_rows.split_heads, fused_rows.SPLIT_ROWS
+    heads = SplitInto(node)
 
     def run(x: Array, bias: Array | None = None, cosines: Array | None = None, sines: Array | None = None) -> tuple[Array, ...]:
-        batch, time, width = x.shape
-        dim = width // all_heads
-        y: Array = allocate((batch * time * width,), FLOAT32)
-        added = NO_VECTOR if bias is None else row_of(bias, width)
-        for each in (cosines, sines):
-            if each is not None and (each.shape[0] not in (1, batch) or each.shape[1] != time or 2 * each.shape[2] > dim):
-                raise ValueError(f"heads of {dim} in {batch} rows of {time} tokens can't be turned by angles {list(each.shape)}")
-        angles = [_NO_ANGLES if each is None else np.ascontiguousarray(each) for each in (cosines, sines)]
+        y: Array = allocate((x.size,), FLOAT32)
+        told = heads.told(x.shape, bias, cosines, sines)
         if x.size:
-            source = np.ascontiguousarray(x)
-            call(split, board, helpers, part, source, added, *angles, table, dim, side_by_side, y, writes=(y,))
-        step = batch * time * dim
-        return tuple(y[start * step : end * step].reshape(batch, end - start, time, dim) for start, end in places)
+            call(split, board, helpers, part, np.ascontiguousarray(x), *told, y, writes=(y,))
+        return heads.split(y, x.shape)
 
     return run
 

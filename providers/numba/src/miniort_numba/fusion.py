@@ -21,7 +21,7 @@ CONTRIB, OWN = "com.microsoft", "miniort"
 
 
 def fuse_decoder_blocks(model: ir.Model, context: PassContext) -> None:
-    """Make `SkipLayerNormalization` and its kin, `FastGelu`, `SwiGLU`, `SplitHeads` and `JoinedAttention` where they fit."""
+    """Make `SkipLayerNormalization` and its kin, `FastGelu`, `SwiGLU`, `SplitHeads`, these with a product, and `JoinedAttention`."""
     for graph in list(model.graphs()):
         for fuse, op in (
             (_fuse_normalization, "LayerNormalization"),
@@ -88,6 +88,15 @@ def _is_like(value: ir.Value | None, shape: Sequence[int | str | None]) -> bool:
     return own is not None and len(own) == len(shape) and isinstance(own[-1], int) and own[-1] == shape[-1]
 
 
+def _product_of(value: ir.Value, reader: ir.Node) -> ir.Node | None:
+    """The product with one matrix, in the same graph as a reader, that a value is, if only one node reads it."""
+    matmul = producer(value, "MatMul")
+    if matmul is None or matmul.graph is not reader.graph or value.is_graph_output() or len(list(value.uses())) > 1:
+        return None
+    left, matrix = (len(shape_of(each) or ()) if each is not None else 0 for each in matmul.inputs)
+    return matmul if left >= 2 and matrix == 2 else None
+
+
 def _bias_below(value: ir.Value | None) -> tuple[ir.Value, ir.Value, ir.Node] | None:
     """What a constant vector is added to, that vector, and the node that does it, if nobody else reads the sum."""
     add = producer(value, "Add")
@@ -147,18 +156,23 @@ def _fuse_normalization(norm: ir.Node, context: PassContext) -> None:
 
 
 def _fuse_gelu(node: ir.Node, context: PassContext) -> None:
-    """Gelu(x + bias), the approximation by tanh: FastGelu."""
+    """Gelu(x + bias), the approximation by tanh: FastGelu, or GemmFastGelu where nobody else reads the product that x is."""
     approximate = node.attributes.get("approximate")
     below = _bias_below(node.inputs[0])
     if below is None or approximate is None or approximate.as_string() != "tanh":
         return
     x, bias, add = below
+    matmul = _product_of(x, node)
+    if matmul is not None:
+        fused = _insert(context, node, CONTRIB, "GemmFastGelu", [*matmul.inputs, bias], {}, [node.outputs[0]])
+        _replace(context, fused, [matmul, add, node])
+        return
     fused = _insert(context, node, CONTRIB, "FastGelu", [x, bias], {}, [node.outputs[0]])
     _replace(context, fused, [add, node])
 
 
 def _fuse_swiglu(node: ir.Node, context: PassContext) -> None:
-    """Swish(first half) · second half: SwiGLU."""
+    """Swish(first half) · second half: SwiGLU, or MatMulSwiGLU where nobody else reads the product that's halved."""
     alpha = node.attributes.get("alpha")
     gate = node.inputs[0]
     split = producer(gate, "Split")
@@ -173,6 +187,11 @@ def _fuse_swiglu(node: ir.Node, context: PassContext) -> None:
         return
     halves = [(shape_of(half) or (None,))[-1] for half in split.outputs]
     if halves[0] is None or halves[0] != halves[1]:
+        return
+    matmul = _product_of(x, split)
+    if matmul is not None:
+        fused = _insert(context, mul, OWN, "MatMulSwiGLU", matmul.inputs, {}, [mul.outputs[0]])
+        _replace(context, fused, [matmul, split, node, mul])
         return
     fused = _insert(context, mul, OWN, "SwiGLU", [x], {}, [mul.outputs[0]])
     _replace(context, fused, [split, node, mul])
@@ -242,7 +261,7 @@ def _angles(parts: Sequence[_Heads], time: int | str | None) -> tuple[tuple[ir.V
 
 
 def _fuse_heads(split: ir.Node, context: PassContext) -> None:
-    """Queries, keys and values of one projection, with its bias, split into heads and turned: SplitHeads."""
+    """Queries, keys and values of one projection, with its bias, split into heads and turned: SplitHeads, or MatMulSplitHeads."""
     x = split.inputs[0]
     shape = None if x is None else shape_of(x)
     if x is None or shape is None or len(shape) != 3 or int_attribute(split, "axis", 0) not in (-1, 2):
@@ -257,7 +276,9 @@ def _fuse_heads(split: ir.Node, context: PassContext) -> None:
     turning, interleaved = angles
     below = _bias_below(x)
     source, bias = (below[0], below[1]) if below is not None else (x, None)
-    inputs = [source, bias, *(turning or (None, None))]
+    matmul = _product_of(source, split)
+    given = [source] if matmul is None else list(matmul.inputs)
+    inputs = [*given, bias, *(turning or (None, None))]
     place = _place(graph, [value for value in inputs if value is not None], [part.value for part in parts])
     if place is None:
         return
@@ -266,7 +287,8 @@ def _fuse_heads(split: ir.Node, context: PassContext) -> None:
         "turned": ir.AttrInt64s("turned", [int(part.turn is not None) for part in parts]),
         "interleaved": ir.AttrInt64("interleaved", interleaved),
     }
-    fused = _insert(context, place, OWN, "SplitHeads", inputs, attributes, [part.value for part in parts])
+    op = "SplitHeads" if matmul is None else "MatMulSplitHeads"
+    fused = _insert(context, place, OWN, op, inputs, attributes, [part.value for part in parts])
     if fused is None:
         return
     if any(part.value.is_graph_output() for part in parts):
@@ -279,7 +301,10 @@ def _fuse_heads(split: ir.Node, context: PassContext) -> None:
     graph.remove(split, safe=True)
     if below is not None:
         graph.remove(below[2], safe=True)
-    context.changed(fused, f"{'Add, ' if below else ''}Split and {sum(len(part.nodes) for part in parts)} nodes behind it made SplitHeads")
+    if matmul is not None:
+        graph.remove(matmul, safe=True)
+    before = f"{'MatMul, ' if matmul else ''}{'Add, ' if below else ''}"
+    context.changed(fused, f"{before}Split and {sum(len(part.nodes) for part in parts)} nodes behind it made {op}")
 
 
 def _fuse_attention(node: ir.Node, context: PassContext) -> None:

@@ -26,6 +26,8 @@ FEW_ROWS = 4
 
 NO_VECTOR = np.empty(0, np.float32)
 """What stands for an absent bias where compiled code takes an array."""
+NOTHING_ELSE = 0, 0
+"""What stands for an absent finish of a product, and its arguments; see `miniort_numba.compiled.products.FINISH`."""
 _NO_MASK = np.empty((0, 0, 0, 0), np.uint8)
 
 
@@ -35,7 +37,8 @@ def crew_of(node: NodeContext) -> tuple[int, int]:
     return crew.board, crew.helpers
 
 
-def _refuse_product(node: NodeView) -> str | None:
+def refuse_product(node: NodeView) -> str | None:
+    """Why the provider doesn't take a product, None if it does."""
     matrix = node.inputs[1]
     if matrix is None or matrix.shape is None or len(matrix.shape) != 2:
         return "it multiplies with one matrix only, not with a stack of them"
@@ -45,10 +48,10 @@ def _refuse_product(node: NodeView) -> str | None:
     return None
 
 
-@KERNELS.register("MatMul", types={"T": [FLOAT32]}, refuse=_refuse_product)
+@KERNELS.register("MatMul", types={"T": [FLOAT32]}, refuse=refuse_product)
 def matmul(node: NodeContext) -> Run:
     """`a` · b. a: [..., K], b: [K, N] -> [..., N]."""
-    multiply, allocate = _product(node), node.provider.allocate
+    multiply, allocate = multiply_into(node), node.provider.allocate
 
     def run(a: Array, b: Array) -> Array:
         inner, columns = b.shape
@@ -60,12 +63,12 @@ def matmul(node: NodeContext) -> Run:
     return run
 
 
-@KERNELS.register("Gemm", versions=(7, None), types={"T": [FLOAT32]}, refuse=_refuse_product)
+@KERNELS.register("Gemm", versions=(7, None), types={"T": [FLOAT32]}, refuse=refuse_product)
 def gemm(node: NodeContext) -> Run:
     """alpha · a · b + beta · c. a: [M, K], b: [K, N], each transposed if an attribute says so; c broadcasts to [M, N] -> [M, N]."""
     alpha, beta = np.float32(node.attribute("alpha", 1.0)), np.float32(node.attribute("beta", 1.0))
     turn_a, turn_b = node.attribute("transA", 0), node.attribute("transB", 0)
-    multiply, allocate = _product(node), node.provider.allocate
+    multiply, allocate = multiply_into(node), node.provider.allocate
 
     def run(a: Array, b: Array, c: Array | None = None) -> Array:
         a, b = a.T if turn_a else a, b.T if turn_b else b
@@ -80,7 +83,7 @@ def gemm(node: NodeContext) -> Run:
     return run
 
 
-def _product(node: NodeContext) -> Run:
+def multiply_into(node: NodeContext) -> Run:
     """multiply(a, b, y) writes a · b into y. a: [M, K], b: [K, N], y: [M, N]."""
     from miniort_numba.compiled import few_rows, products
 
@@ -91,7 +94,7 @@ def _product(node: NodeContext) -> Run:
     def multiply(a: Array, b: Array, y: Array) -> None:
         rows = len(a)
         if rows == 1 and b.flags.c_contiguous:
-            call(products.multiply_row, board, helpers, by_rows, a.reshape(-1), b, y[0], writes=(y,))
+            call(products.multiply_row, board, helpers, by_rows, a.reshape(-1), b, *NOTHING_ELSE, y[0], writes=(y,))
         elif rows <= FEW_ROWS and b.flags.f_contiguous:
             call(products.multiply_rows_by_dots, board, helpers, by_dots, np.ascontiguousarray(a), b.T, y, writes=(y,))
         elif rows <= most and b.flags.c_contiguous:
@@ -99,7 +102,7 @@ def _product(node: NodeContext) -> Run:
         elif rows <= most and b.flags.f_contiguous:
             call(few_rows.multiply_few_rows_by_dots, board, helpers, few_by_dots, np.ascontiguousarray(a), b.T, y, writes=(y,))
         elif b.flags.c_contiguous or b.flags.f_contiguous:
-            call(products.multiply_many_rows, board, helpers, by_strips, np.ascontiguousarray(a), b, y, writes=(y,))
+            call(products.multiply_many_rows, board, helpers, by_strips, np.ascontiguousarray(a), b, 1, 1, *NOTHING_ELSE, y, writes=(y,))
         else:
             call(np.matmul, a, b, y, writes=(y,))
 

@@ -8,6 +8,7 @@ from miniort.providers import ProviderOptions
 from miniort_numba import (
     activation_kernels,
     convolution_kernels,
+    finished_kernels,
     fused_kernels,
     integer_kernels,
     kernels,
@@ -21,6 +22,7 @@ KERNELS = merge_tables(
     "numba",
     kernels.KERNELS,
     fused_kernels.KERNELS,
+    finished_kernels.KERNELS,
     convolution_kernels.KERNELS,
     pooling_kernels.KERNELS,
     normalization_kernels.KERNELS,

@@ -8,7 +8,7 @@ from numba import carray, cfunc, njit
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
 from miniort_numba.compiled.exponential import exponential
-from miniort_numba.compiled.rows import ELEMENTS_PER_CHUNK, gelu, normalize_layer_row, normalize_root_mean_square_row
+from miniort_numba.compiled.rows import ELEMENTS_PER_CHUNK, add_bias_and_gelu, normalize_layer_row, normalize_root_mean_square_row
 from miniort_numba.options import EACH, LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -27,6 +27,13 @@ def add_3(a: Array, b: Array, c: Array, y: Array) -> None:
     """y = a + b + c. All [n]."""
     for i in range(y.size):
         y[i] = a[i] + b[i] + c[i]
+
+
+@njit(**LOOP)
+def copy_row(x: Array, y: Array) -> None:
+    """y = x. Both [n]; a loop, as NumPy's way takes longer than to copy a head does."""
+    for i in range(y.size):
+        y[i] = x[i]
 
 
 @cfunc(PART, cache=True, error_model="numpy")
@@ -56,8 +63,9 @@ def _biased_gelu_rows(arguments: int, begin: int, end: int) -> None:
     rows, size = words[3], words[4]
     x, bias, y = carray(floats_at(words[0]), (rows, size)), carray(floats_at(words[1]), size), carray(floats_at(words[2]), (rows, size))
     for row in range(begin, end):
-        add_2(x[row], bias, y[row])
-        gelu(y[row])
+        if words[0] != words[2]:
+            y[row] = x[row]
+        add_bias_and_gelu(y[row], bias)
 
 
 @njit(**EACH)
@@ -97,42 +105,48 @@ def turn_neighbours(x: Array, cosines: Array, sines: Array, y: Array) -> None:
         y[2 * i + 1] = b * cosines[i] + a * sines[i]
 
 
-@cfunc(PART, cache=True, error_model="numpy")
-def _split_rows(arguments: int, begin: int, end: int) -> None:
-    """Rows `begin` to `end` of all tokens: each part's heads, with their bias and turned, to where that part's heads lie."""
-    words = carray(words_at(arguments), 14)
-    batch, time, dim, angles, side_by_side = words[5], words[6], words[7], words[8], words[9]
-    width, parts, own_angles = words[10], words[11], words[12]
-    x = carray(floats_at(words[0]), (batch * time, width))
-    bias = carray(floats_at(words[1]), width if words[1] else 0)
+@njit(**PLAIN)
+def place_heads(words: Array, row: int, x: Array, begin: int, end: int) -> None:
+    """Write heads `begin` to `end` of a token to where their parts' heads lie, turned or not. x: [(end - begin) · dim]; words: as below."""
+    batch, time, dim, angles, side_by_side, parts, own_angles = words[5], words[6], words[7], words[8], words[9], words[11], words[12]
     rows_of_angles = batch * time if own_angles else time
     cosines = carray(floats_at(words[2]), (rows_of_angles if angles else 0, angles))
     sines = carray(floats_at(words[3]), (rows_of_angles if angles else 0, angles))
     table = carray(words_at(words[13]), (parts, 2))
+    b, n = row // time, row % time
+    turn = row if own_angles else n
+    first = 0
+    for part in range(parts):
+        heads, turned = table[part, 0], table[part, 1]
+        y = carray(floats_at(words[4] + 4 * first * dim * batch * time), (batch, heads, time, dim))
+        for head in range(max(begin - first, 0), min(end - first, heads)):
+            place = (first + head - begin) * dim
+            own, target = x[place : place + dim], y[b, head, n]
+            if turned:
+                if side_by_side:
+                    turn_neighbours(own, cosines[turn], sines[turn], target)
+                else:
+                    turn_halves(own, cosines[turn], sines[turn], target)
+                target[2 * angles :] = own[2 * angles :]
+            else:
+                copy_row(own, target)
+        first += heads
+
+
+@cfunc(PART, cache=True, error_model="numpy")
+def _split_rows(arguments: int, begin: int, end: int) -> None:
+    """Rows `begin` to `end` of all tokens: each part's heads, with their bias and turned, to where that part's heads lie."""
+    words = carray(words_at(arguments), 14)
+    width, heads = words[10], words[10] // words[7]
+    x = carray(floats_at(words[0]), (words[5] * words[6], width))
+    bias = carray(floats_at(words[1]), width if words[1] else 0)
     row_sum = np.empty(width if bias.shape[0] else 0, np.float32)
     for row in range(begin, end):
-        source = x[row]
         if bias.shape[0]:
-            add_2(source, bias, row_sum)
-            source = row_sum
-        b, n = row // time, row % time
-        turn = row if own_angles else n
-        first = 0
-        for part in range(parts):
-            heads, turned = table[part, 0], table[part, 1]
-            y = carray(floats_at(words[4] + 4 * first * dim * batch * time), (batch, heads, time, dim))
-            for head in range(heads):
-                own = source[(first + head) * dim : (first + head + 1) * dim]
-                target = y[b, head, n]
-                if turned:
-                    if side_by_side:
-                        turn_neighbours(own, cosines[turn], sines[turn], target)
-                    else:
-                        turn_halves(own, cosines[turn], sines[turn], target)
-                    target[2 * angles :] = own[2 * angles :]
-                else:
-                    target[:] = own
-            first += heads
+            add_2(x[row], bias, row_sum)
+            place_heads(words, row, row_sum, 0, heads)
+        else:
+            place_heads(words, row, x[row], 0, heads)
 
 
 SUM_ROWS, BIASED_GELU_ROWS, GATED_ROWS, SPLIT_ROWS = (
@@ -195,6 +209,18 @@ def gate_rows(board: int, helpers: int, part: int, x: Array, y: Array) -> None:
 
 
 @njit(**PLAIN)
+def heads_words(x: Array, bias: Array, cosines: Array, sines: Array, table: Array, dim: int, side_by_side: bool, y: Array) -> Array:
+    """What `place_heads` is told; the arguments are those of `split_heads`."""
+    batch, time, width = x.shape
+    words = np.empty(14, np.int64)
+    words[0], words[2], words[3], words[4] = x.ctypes.data, cosines.ctypes.data, sines.ctypes.data, y.ctypes.data
+    words[1] = bias.ctypes.data if bias.shape[0] else 0
+    words[5], words[6], words[7], words[8], words[9] = batch, time, dim, cosines.shape[2], 1 if side_by_side else 0
+    words[10], words[11], words[12], words[13] = width, table.shape[0], 1 if cosines.shape[0] > 1 else 0, table.ctypes.data
+    return words
+
+
+@njit(**PLAIN)
 def split_heads(
     board: int,
     helpers: int,
@@ -213,11 +239,7 @@ def split_heads(
     x: [B, N, heads of all parts · dim]; bias: as x's last axis or [0]; cosines, sines: [B or 1, N, angles], without angles where nothing's
     turned; table: [parts, 2], the heads of each part and whether they're turned; y: flat, as many as x.
     """
+    words = heads_words(x, bias, cosines, sines, table, dim, side_by_side, y)
     batch, time, width = x.shape
-    words = np.empty(14, np.int64)
-    words[0], words[2], words[3], words[4] = x.ctypes.data, cosines.ctypes.data, sines.ctypes.data, y.ctypes.data
-    words[1] = bias.ctypes.data if bias.shape[0] else 0
-    words[5], words[6], words[7], words[8], words[9] = batch, time, dim, cosines.shape[2], 1 if side_by_side else 0
-    words[10], words[11], words[12], words[13] = width, table.shape[0], 1 if cosines.shape[0] > 1 else 0, table.ctypes.data
     share(board, helpers, part, words.ctypes.data, batch * time, max(1, ELEMENTS_PER_CHUNK // max(1, width)))
     keep(words)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import carray, cfunc, njit
+from numba import carray, cfunc, njit, types
 
 from miniort.types import Array
-from miniort_numba.atomics import floats_at, words_at
+from miniort_numba.atomics import call_finish, floats_at, words_at
 from miniort_numba.compiled.multiply_add import add_rows, dot_products
 from miniort_numba.compiled.tiles import LANES, STRIP, add_strip, copy_strip, set_strip
 from miniort_numba.compiled.transposition import turn_strip
 from miniort_numba.options import PLAIN
-from miniort_numba.team import PART, address_of, keep, share
+from miniort_numba.team import LINE, PART, address_of, keep, share
 
 COLUMNS = 16
 """Columns of a matrix stored column by column that a few rows are multiplied with, one after the other, while they're in the cache."""
@@ -22,11 +22,23 @@ DEPTH = 384
 TOGETHER = 8
 """Strips that are copied together, as memory is read faster from front to back: 384 KB, which the second cache holds."""
 
+FEW_ROWS = 256
+"""Rows up to which the matrix's reading shows: of twice as many strips, more lies side by side."""
+
+ROWS_TOGETHER = 64
+"""Rows that are multiplied with one strip after the other, and finished, while they're in the second cache."""
+
 WORDS_PER_CHUNK = 1 << 16
 """Elements of the matrix that a chunk should have at least: 256 KB, which takes some 20 µs to read."""
 
 STEPS_PER_CHUNK = 1 << 20
 """Multiplications of a product of many rows that a chunk should have at least: some 20 µs."""
+
+FINISH = types.void(*[types.intp] * 5)
+"""The type of what a product may end with, while its rows are in the second cache: ``finish(arguments, begin, end, start, width)``.
+
+It's called for rows `begin` to `end` of `width` columns from `start` on, once these are whole, from any thread.
+"""
 
 CHUNKS_PER_THREAD = 3
 """More chunks than threads, so that one that's slower than the others takes fewer of them."""
@@ -58,67 +70,79 @@ def _rows_by_dots(arguments: int, begin: int, end: int) -> None:
             dot_products(y[row], a[row], b, start, min(start + together, end))
 
 
+@njit(**PLAIN)
+def _copy_part(target: int, corner: int, row_step: int, column_step: int, depth: int, width: int) -> None:
+    """Copy `width` columns of `depth` rows of a matrix, as tiles read them: [strips, depth, STRIP], with 0 behind the last column.
+
+    target, corner: addresses of the copy and of the first element; steps: in elements.
+    """
+    whole, rest = width // STRIP, width % STRIP
+    part = carray(floats_at(target), (whole + (1 if rest else 0), depth, STRIP))
+    if rest:
+        part[whole, :, rest:] = 0
+    if column_step == 1:
+        for k in range(depth):
+            source = corner + 4 * k * row_step
+            for strip in range(whole):
+                copy_strip(target + 4 * (strip * depth + k) * STRIP, source + 4 * strip * STRIP)
+            if rest:
+                part[whole, k, :rest] = carray(floats_at(source + 4 * whole * STRIP), rest)
+    else:
+        for first in range(0, width, LANES):
+            source, strip, place = corner + 4 * first * column_step, first // STRIP, first % STRIP
+            done = 0
+            if first + LANES <= width:
+                done = turn_strip(target + 4 * (strip * depth * STRIP + place), STRIP, source, column_step, depth)
+            for lane in range(min(LANES, width - first)):
+                column = carray(floats_at(source + 4 * lane * column_step), depth)
+                for k in range(done, depth):
+                    part[strip, k, place + lane] = column[k]
+
+
 @cfunc(PART, cache=True, error_model="numpy")
 def _rows_by_strips(arguments: int, begin: int, end: int) -> None:
-    """Many rows times a matrix in either order: strips `begin` to `end` of the result.
+    """Many rows times a matrix in either order: units of strips of the result, all of them at once for a few rows at a time.
 
     Their part of the matrix is copied, to lie as tiles read it.
     """
-    words = carray(words_at(arguments), 8)
-    rows, inner, columns, row_step, column_step = words[5], words[3], words[4], words[6], words[7]
-    y = carray(floats_at(words[0]), (rows, columns))
-    part = np.empty((TOGETHER, DEPTH, STRIP), np.float32)
-    edge = np.empty((rows, STRIP), np.float32) if end * STRIP > columns else np.empty((0, STRIP), np.float32)
-    edge[:] = 0
-    if inner == 0:
-        for r in range(rows):
-            y[r, begin * STRIP : min(end * STRIP, columns)] = 0
-    deep = -(-inner // max(1, -(-inner // DEPTH)))  # parts of one depth, not a small one at the end
-    for first in range(0, inner, max(1, deep)):
+    words = carray(words_at(arguments), 12)
+    rows, inner, columns, row_step, column_step, unit, bands = words[5], words[3], words[4], words[6], words[7], words[8], words[9]
+    band = columns // bands
+    begin, end = begin * unit, min(end * unit, (band + STRIP - 1) // STRIP)
+    strips, start = end - begin, begin * STRIP
+    width = min(strips * STRIP, band - start)
+    whole = width // STRIP
+    deep = -(-inner // -(-inner // DEPTH))  # parts of one depth, not a small one at the end
+    memory = np.empty(bands * strips * deep * STRIP + LINE // 4, np.float32)
+    part = -(-memory.ctypes.data // LINE) * LINE  # a vector that lies in two lines of the cache takes two reads
+    edge = np.empty((rows if whole < strips else 0, STRIP), np.float32)  # columns that don't fill a strip
+    for first in range(0, inner, deep):
         depth = min(deep, inner - first)
-        left = words[1] + 4 * first
-        for group in range(begin, end, TOGETHER):
-            strips = min(TOGETHER, end - group)
-            start = group * STRIP
-            corner = words[2] + 4 * (first * row_step + start * column_step)
-            whole = min(strips, (columns - start) // STRIP)
-            if column_step == 1:
-                for k in range(depth):
-                    source, target = corner + 4 * k * row_step, part.ctypes.data + 4 * k * STRIP
-                    for strip in range(whole):
-                        copy_strip(target + 4 * strip * DEPTH * STRIP, source + 4 * strip * STRIP)
-                if whole < strips:
-                    rest = columns - start - whole * STRIP
-                    for k in range(depth):
-                        part[whole, k, :rest] = carray(floats_at(corner + 4 * (k * row_step + whole * STRIP)), rest)
-            else:
-                for first_column in range(0, min(strips * STRIP, columns - start), LANES):
-                    width = min(LANES, columns - start - first_column)
-                    source = corner + 4 * first_column * column_step
-                    strip, j = first_column // STRIP, first_column % STRIP
-                    done = 0
-                    if width == LANES:
-                        target = part[strip].ctypes.data + 4 * j
-                        done = turn_strip(target, STRIP, source, column_step, depth)
-                    for lane in range(width):
-                        column = carray(floats_at(source + 4 * lane * column_step), depth)
-                        for k in range(done, depth):
-                            part[strip, k, j + lane] = column[k]
-            for strip in range(strips):
-                packed = part.ctypes.data + 4 * strip * DEPTH * STRIP
-                width = columns - start - strip * STRIP
-                if width >= STRIP and first == 0:
-                    set_strip(words[0] + 4 * (start + strip * STRIP), columns, left, inner, packed, STRIP, rows, depth)
-                elif width >= STRIP:
-                    add_strip(words[0] + 4 * (start + strip * STRIP), columns, left, inner, packed, STRIP, rows, depth)
+        for index in range(bands):
+            corner = words[2] + 4 * (first * row_step + (index * band + start) * column_step)
+            _copy_part(part + 4 * index * strips * depth * STRIP, corner, row_step, column_step, depth, width)
+        for row in range(0, rows, ROWS_TOGETHER):
+            count = min(ROWS_TOGETHER, rows - row)
+            left = words[1] + 4 * (row * inner + first)
+            for strip in range(bands * strips):
+                packed = part + 4 * strip * depth * STRIP
+                index, place = strip // strips, strip % strips
+                target, step = words[0] + 4 * (row * columns + index * band + start + place * STRIP), columns
+                if place == whole:
+                    target, step = edge.ctypes.data + 4 * row * STRIP, STRIP
+                if first == 0:
+                    set_strip(target, step, left, inner, packed, STRIP, count, depth)
                 else:
-                    part[strip, :depth, width:] = 0
-                    add_strip(edge.ctypes.data, STRIP, left, inner, packed, STRIP, rows, depth)
-    if edge.shape[0]:
-        start = columns // STRIP * STRIP
-        for r in range(rows):
-            y[r, start:] = edge[r, : columns - start]
-    keep(part)
+                    add_strip(target, step, left, inner, packed, STRIP, count, depth)
+            if first + depth == inner:
+                if whole < strips:
+                    rest = width - whole * STRIP
+                    for r in range(row, row + count):
+                        y = carray(floats_at(words[0] + 4 * (r * columns + start + whole * STRIP)), rest)
+                        y[:] = edge[r, :rest]
+                if words[10]:
+                    call_finish(words[10], words[11], row, row + count, start, width)
+    keep(memory)
     keep(edge)
 
 
@@ -136,8 +160,11 @@ def _chunk(size: int, other: int, helpers: int, unit: int) -> int:
 
 
 @njit(**PLAIN)
-def multiply_row(board: int, helpers: int, by_rows: int, a: Array, b: Array, y: Array) -> None:
-    """y = a · b. a: [K], b: [K, N], stored row by row; y: [N]. by_rows: BY_ROWS, which compiled code can't keep as a constant."""
+def multiply_row(board: int, helpers: int, by_rows: int, a: Array, b: Array, finish: int, arguments: int, y: Array) -> None:
+    """y = a · b, then `finish`, see FINISH; 0: nothing. by_rows: BY_ROWS, which compiled code can't keep as a constant.
+
+    a: [K], b: [K, N], stored row by row; y: [N].
+    """
     inner, columns = b.shape
     chunk = _chunk(inner, columns, helpers, 8)
     count = (inner + chunk - 1) // chunk
@@ -147,16 +174,16 @@ def multiply_row(board: int, helpers: int, by_rows: int, a: Array, b: Array, y: 
     words[3], words[4], words[5] = inner, columns, chunk
     if count == 1:
         words[0] = y.ctypes.data
-        share(board, helpers, by_rows, words.ctypes.data, inner, inner)
-        keep(words)
-        return
     share(board, helpers, by_rows, words.ctypes.data, inner, chunk)
     keep(words)
-    for j in range(columns):
-        y[j] = addends[0, j]
-    for part in range(1, count):
+    if count > 1:
         for j in range(columns):
-            y[j] += addends[part, j]
+            y[j] = addends[0, j]
+        for part in range(1, count):
+            for j in range(columns):
+                y[j] += addends[part, j]
+    if finish:
+        call_finish(finish, arguments, 0, 1, 0, columns)
 
 
 @njit(**PLAIN)
@@ -171,14 +198,41 @@ def multiply_rows_by_dots(board: int, helpers: int, by_dots: int, a: Array, b: A
 
 
 @njit(**PLAIN)
-def multiply_many_rows(board: int, helpers: int, by_strips: int, a: Array, b: Array, y: Array) -> None:
-    """y = a · b. a: [R, K], b: [K, N], stored in either order; y: [R, N]. by_strips: BY_STRIPS."""
+def _units_of_chunk(units: int, unit: int, rows: int, inner: int, threads: int) -> int:
+    """How many units of `unit` strips of a product a chunk should have, so that all threads end at about the same time."""
+    if units * unit * STRIP * rows * inner < 2 * STEPS_PER_CHUNK:
+        return max(1, units)
+    narrowest, widest = (1, TOGETHER) if rows > FEW_ROWS else (TOGETHER, 2 * TOGETHER)
+    best, least = 1, units + 1
+    for chunk in range(max(1, widest // unit), max(1, narrowest // unit) - 1, -1):
+        longest = -(-units // (chunk * threads)) * chunk
+        if longest < least:
+            best, least = chunk, longest
+    return best
+
+
+@njit(**PLAIN)
+def multiply_many_rows(
+    board: int, helpers: int, by_strips: int, a: Array, b: Array, unit: int, bands: int, finish: int, arguments: int, y: Array
+) -> None:
+    """y = a · b, then `finish`, see FINISH; 0: nothing. by_strips: BY_STRIPS; unit: how many strips `finish` wants together.
+
+    bands: 2 where it wants columns of the first half with those of the second, which are whole strips then; it's told where they are in
+    the first. Else 1.
+    a: [R, K], b: [K, N], stored in either order; y: [R, N].
+    """
     inner, columns = b.shape
-    words = np.empty(8, np.int64)
+    rows = a.shape[0]
+    if inner == 0:
+        y[:] = 0
+        if finish:
+            call_finish(finish, arguments, 0, rows, 0, columns)
+        return
+    words = np.empty(12, np.int64)
     words[0], words[1], words[2] = y.ctypes.data, a.ctypes.data, b.ctypes.data
-    words[3], words[4], words[5] = inner, columns, a.shape[0]
+    words[3], words[4], words[5] = inner, columns, rows
     words[6], words[7] = b.strides[0] // 4, b.strides[1] // 4
-    strips = (columns + STRIP - 1) // STRIP
-    pieces = max(1, min((helpers + 1) * 2, strips * STRIP * inner * a.shape[0] // STEPS_PER_CHUNK)) if helpers else 1
-    share(board, helpers, by_strips, words.ctypes.data, strips, max(1, -(-strips // pieces)))
+    words[8], words[9], words[10], words[11] = unit, bands, finish, arguments
+    units = (columns // bands + unit * STRIP - 1) // (unit * STRIP)
+    share(board, helpers, by_strips, words.ctypes.data, units, _units_of_chunk(units, bands * unit, rows, inner, helpers + 1))
     keep(words)

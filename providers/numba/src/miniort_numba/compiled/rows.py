@@ -85,6 +85,14 @@ def gelu(x: Array) -> None:
 
 
 @njit(**EACH)
+def add_bias_and_gelu(x: Array, bias: Array) -> None:
+    """x becomes `gelu` of x + bias. x, bias: [n]."""
+    for i in range(x.size):
+        v = x[i] + bias[i]
+        x[i] = v / (_ONE + exponential(_MINUS_TWO * _SQRT_2_OVER_PI * (v + _CUBIC * v * v * v)))
+
+
+@njit(**EACH)
 def swish(x: Array, alpha: np.float32) -> None:
     """x becomes x · sigmoid(alpha · x) = x / (1 + exp(-alpha · x)). x: [n]."""
     for i in range(x.size):

@@ -58,7 +58,7 @@ def test_helpers_that_are_woken(cores: set[int]) -> None:
     os.sched_setaffinity(0, {core})
     time.sleep(0.05)  # all helpers sleep, and wake for this
     a, b, y = np.ones((9, 300), np.float32), np.ones((300, 4000), np.float32), np.empty((9, 4000), np.float32)
-    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, y)
+    products.multiply_many_rows(crew.board, crew.helpers, products.BY_STRIPS, a, b, 1, 1, 0, 0, y)
     helpers = [thread for thread in threading.enumerate() if thread.name.startswith("miniort-numba-")]
     assert helpers
     for helper in helpers:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from miniort_cpu.buffers import Allocate
 from miniort_cpu.floating_point import as_dtype, widen
 from miniort_cpu.integers import is_integer
 from miniort_cpu.kernels.reduction import maximum, mean
+from miniort_cpu.sliding import SlidingAxis
 from miniort_cpu.threads import Threads, threads_of
-from miniort_cpu.windows import overlap, positions
+from miniort_cpu.windows import positions
 
 kernels = KernelTable("cpu")
 
@@ -26,64 +27,68 @@ def _lowest(dtype: DType) -> Any:
     return np.iinfo(dtype).min if is_integer(dtype) else -np.inf
 
 
-def pool(allocate: Allocate, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, place: Placement) -> Array:
-    """`ufunc` of all elements that each window sees, `empty` where it sees none. Padding counts for nothing.
-
-    Each axis is pooled by itself: k passes for each, where all at once would take their product. The first axis comes first, since its
-    passes run over whole rows.
-
-    x: [N, C, *sizes] -> [N, C, *counts]
-    """
-    for axis in range(len(place.counts)):
-        before = (slice(None),) * (axis + 2)
-        count, stride = place.counts[axis], window.strides[axis]
-        if window.kernel[axis] == 1 and stride == 1 and count == x.shape[axis + 2] and not place.begins[axis]:
-            continue
-        out = allocate((*x.shape[: axis + 2], count, *x.shape[axis + 3 :]), x.dtype)
-        spans = [
-            overlap(k * window.dilations[axis] - place.begins[axis], stride, x.shape[axis + 2], count) for k in range(window.kernel[axis])
-        ]
-        spans.sort(key=lambda span: span[0] - span[1])  # the one that most windows see something of first: it needs no `out` to start from
-        (first, last, seen), *others = spans
-        out[(*before, slice(0, first))] = empty
-        out[(*before, slice(last, None))] = empty
-        start = 0
-        if others and others[0][:2] == (first, last):
-            ufunc(x[(*before, seen)], x[(*before, others[0][2])], out=out[(*before, slice(first, last))])
-            start = 1
-        else:
-            out[(*before, slice(first, last))] = x[(*before, seen)]
-        for first, last, seen in others[start:]:
-            if last > first:
-                target = out[(*before, slice(first, last))]
-                ufunc(target, x[(*before, seen)], out=target)
-        x = out
-    return x
-
-
 SMALLEST_RANGE = 2 << 20
 """Elements that are worth waking a thread for."""
 
-BLOCK = 128 * 1024
+BLOCK = 64 * 1024
 """Elements that are pooled at a time, along one axis after the other, while they're in the cache."""
 
+Finish: TypeAlias = Callable[[Array], object]
+"""f(y) changes pooled planes, [n, *counts], in place; what it returns is dropped."""
 
-def shared_pool(
-    allocate: Allocate, threads: Threads, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, place: Placement
+
+@lru_cache(maxsize=256)
+def _sliding_axes(window: SlidingWindow, place: Placement, sizes: tuple[int, ...]) -> tuple[SlidingAxis, ...]:
+    """The axes along which there's something to do, in order: each finds those before it pooled."""
+    axes = (
+        SlidingAxis(size, prod(sizes[axis + 1 :]), window.kernel[axis], window.strides[axis], window.dilations[axis], begin, count)
+        for axis, (size, begin, count) in enumerate(zip(sizes, place.begins, place.counts, strict=True))
+    )
+    return tuple(axis for axis in axes if not axis.is_plain)
+
+
+def pool(
+    allocate: Allocate, threads: Threads, ufunc: np.ufunc, empty: Any, x: Array, window: SlidingWindow, finish: Finish | None = None
 ) -> Array:
-    """`pool`, with the channels in blocks that stay in the cache, and divided over threads where they are many."""
-    channels = x.shape[1]
-    if x.size < BLOCK or not x.size or channels < 2:
-        return pool(allocate, ufunc, empty, x, window, place)
+    """`ufunc` of all elements that each window sees, `empty` where it sees none. Padding counts for nothing.
+
+    Each axis is pooled by itself: k passes for each, where all at once would take their product. The first axis comes first, since its
+    passes run over whole rows. Channels come in blocks that stay in the cache, and are divided over threads where they are many.
+
+    x: [N, C, *sizes] -> a new [N, C, *counts]
+    """
+    sizes = x.shape[2:]
+    place = window.place(sizes)
+    axes = _sliding_axes(window, place, sizes)
     out: Array = allocate((*x.shape[:2], *place.counts), x.dtype)
-    block = max(BLOCK * channels // x.size, 1)
+    if not out.size:
+        return out
+    planes, elements = x.shape[0] * x.shape[1], [prod(sizes)]  # of a plane, before and after each axis
+    for axis in axes:
+        elements.append(elements[-1] // max(axis.size, 1) * axis.count)
+    xs, ys = np.ascontiguousarray(x).reshape(planes, elements[0]), out.reshape(planes, *place.counts)
+    block = max(BLOCK // max(elements), 1)
 
-    def of_channels(start: int, end: int) -> None:
+    def of_planes(start: int, end: int) -> None:
+        most = min(block, end - start)
+        space, *between = [allocate((most * size,), x.dtype) for size in (max(elements), *elements[1:-1])]
         for first in range(start, end, block):
-            chosen = slice(first, min(first + block, end))
-            out[:, chosen] = pool(allocate, ufunc, empty, x[:, chosen], window, place)
+            last = min(first + block, end)
+            source, target = xs[first:last], ys[first:last]
+            for axis, size, result in zip(axes, elements[1:], [*between, target.reshape(-1)], strict=True):
+                outer = source.size // (axis.size * axis.inner)
+                reduced = result[: (last - first) * size].reshape(outer, axis.count, axis.inner)
+                axis.reduce(ufunc, empty, source.reshape(outer, axis.size, axis.inner), reduced, space)
+                source = reduced
+            if finish is not None:
+                finish(target)
 
-    threads.split(channels, max(SMALLEST_RANGE * channels // x.size, 1), of_channels)
+    if axes and x.size:
+        threads.split(planes, max(SMALLEST_RANGE // max(elements), 1), of_planes)
+        return out
+    out[...] = x if x.size else empty
+    if finish is not None:
+        finish(ys)
     return out
 
 
@@ -112,17 +117,18 @@ def average_pool(node: NodeContext) -> Run:
     with_padding = bool(node.attribute("count_include_pad", 0))
     allocate, threads = node.provider.allocate, threads_of(node.provider)
 
-    def run(x: Array) -> Array:
-        wide, sizes = widen(x), x.shape[2:]
-        place = window.place(sizes)
-        total = shared_pool(allocate, threads, np.add, 0, wide, window, place)
-        out = allocate(total.shape, total.dtype) if total is wide else total
-        counts = _window_counts(window, place, sizes, with_padding)
+    @lru_cache(maxsize=64)
+    def divide(sizes: tuple[int, ...], dtype: DType) -> Finish:
+        counts = _window_counts(window, window.place(sizes), sizes, with_padding)
         if isinstance(counts, int):
-            np.multiply(total, 1 / counts if counts else np.nan, out=out)
-        else:
-            np.divide(total, counts, out=out, casting="unsafe")
-        return as_dtype(out, x.dtype)
+            factor = 1 / counts if counts else np.nan
+            return lambda y: np.multiply(y, factor, out=y)
+        divisors = counts.astype(dtype)
+        return lambda y: np.divide(y, divisors, out=y)
+
+    def run(x: Array) -> Array:
+        wide = widen(x)
+        return as_dtype(pool(allocate, threads, np.add, 0, wide, window, divide(x.shape[2:], wide.dtype)), x.dtype)
 
     return run
 
@@ -132,12 +138,12 @@ def lp_pool(node: NodeContext) -> Run:
     """(Σ |x|ᵖ)^(1/p) over what each window sees. x: [N, C, *sizes] -> [N, C, *counts]."""
     window = sliding_window(node, node.attribute("kernel_shape"))
     power = node.attribute("p", 2)
-    allocate = node.provider.allocate
+    allocate, threads = node.provider.allocate, threads_of(node.provider)
 
     def run(x: Array) -> Array:
         wide = widen(x)
         powers = np.power(np.abs(wide), power, out=allocate(wide.shape, wide.dtype))
-        total = pool(allocate, np.add, 0, powers, window, window.place(x.shape[2:]))
+        total = pool(allocate, threads, np.add, 0, powers, window)
         return as_dtype(np.power(total, 1 / power, out=total), x.dtype)
 
     return run
@@ -154,8 +160,7 @@ def max_pool(node: NodeContext) -> Run:
     allocate, threads = node.provider.allocate, threads_of(node.provider)
 
     def run(x: Array) -> Array:
-        y = shared_pool(allocate, threads, np.maximum, _lowest(x.dtype), x, window, window.place(x.shape[2:]))
-        return x.copy() if y is x else y
+        return pool(allocate, threads, np.maximum, _lowest(x.dtype), x, window)
 
     def run_with_indices(x: Array) -> tuple[Array, Array]:
         return _max_pool_with_indices(allocate, x, window, column_major)
@@ -214,6 +219,13 @@ def _spatial(x: Array) -> Sequence[int]:
     return range(2, x.ndim)
 
 
+@lru_cache(maxsize=16)
+def _ones(number: int, dtype: DType) -> Array:
+    ones = np.ones(number, dtype)
+    ones.flags.writeable = False
+    return ones
+
+
 @kernels.register("GlobalAveragePool", versions=(1, None))
 def global_average_pool(node: NodeContext) -> Run:
     """The mean over all spatial axes. x: [N, C, *sizes] -> [N, C, 1...]."""
@@ -223,7 +235,7 @@ def global_average_pool(node: NodeContext) -> Run:
         points, wide = prod(sizes), widen(x)
         if not wide.size or wide.dtype.kind != "f":
             return as_dtype(mean(wide, tuple(_spatial(x)), True), x.dtype)
-        total = wide.reshape(batch * channels, points).dot(np.ones(points, wide.dtype))  # a product sums up faster than a reduction
+        total = wide.reshape(batch * channels, points).dot(_ones(points, wide.dtype))  # a product sums up faster than a reduction
         np.divide(total, points, out=total)
         return as_dtype(total, x.dtype).reshape(batch, channels, *(1,) * len(sizes))
 

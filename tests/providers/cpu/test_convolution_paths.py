@@ -43,6 +43,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 @pytest.fixture(autouse=True)
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is divided over threads where it's large is divided here too, in products of a few rows."""
+    monkeypatch.setattr("miniort_cpu.threads.Threads.divides_products", lambda threads: threads.number > 1)
     monkeypatch.setattr("miniort_cpu.kernels.convolution.SMALLEST_RANGE", 2_000_000)
     monkeypatch.setattr("miniort_cpu.depthwise.SMALLEST_RANGE", 400_000)
 

@@ -69,6 +69,18 @@ def test_an_error_reaches_the_caller_and_the_threads_go_on() -> None:
     threads.close()
 
 
+def test_products_are_divided_only_where_blas_has_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, calls = Threads(2), []
+    threads.split_products(100, 1, lambda start, end: calls.append((start, end)))
+    assert calls == [(0, 100)]
+    monkeypatch.setattr(threads, "divides_products", lambda: True)
+    calls.clear()
+    threads.split_products(100, 1, lambda start, end: calls.append((start, end)))
+    threads.close()
+    assert len(calls) == 2 * RANGES_PER_THREAD
+    assert sum(end - start for start, end in calls) == 100
+
+
 def test_work_within_work_does_not_wait_for_a_free_thread() -> None:
     threads, done = Threads(2), []
 

@@ -11,7 +11,7 @@ The band is mostly zeros where a strip is high, and a product is too small where
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -45,7 +45,8 @@ def strip_height(rows: int, columns: int) -> int:
 class Strips:
     """Every `step`-th output row from `first` on, in `number` strips of `height` rows.
 
-    A strip sees `span` gathered rows, and the next begins `advance` further. Gathered row q is row first + step · q of the padded image.
+    A strip sees `span` gathered rows, and the next begins `advance` further. Gathered row q is row first + step · (q + above) of the padded
+    image. above, below: rows that the only strip would see too, but that are padding.
     """
 
     first: int
@@ -55,6 +56,8 @@ class Strips:
     stride: int
     dilation: int
     kernel: int
+    above: int = 0
+    below: int = 0
 
     @property
     def number(self) -> int:
@@ -62,7 +65,7 @@ class Strips:
 
     @property
     def span(self) -> int:
-        return (self.height - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return (self.height - 1) * self.stride + (self.kernel - 1) * self.dilation + 1 - self.above - self.below
 
     @property
     def advance(self) -> int:
@@ -73,14 +76,22 @@ class Strips:
         """Gathered rows in all."""
         return (self.number - 1) * self.advance + self.span
 
+    def without_padding(self, begin: int, size: int) -> Strips:
+        """The same, but that a single strip doesn't see rows outside of an image of `size` rows with `begin` rows of padding before."""
+        if self.number > 1:
+            return self
+        first, last, _ = overlap(self.first - begin, self.step, size, self.span)
+        return replace(self, above=first, below=self.span - last) if last > first else self
+
     def band(self, w: Array, channels: int) -> Array:
         """w: [C · factor, 1, height, width] -> [C, 1, factor · strip's height, span · width]."""
         height, width = w.shape[2:]
-        band = np.zeros((channels, len(w) // channels, self.height, self.span, width), w.dtype)
+        rows = self.above + self.span + self.below
+        band = np.zeros((channels, len(w) // channels, self.height, rows, width), w.dtype)
         for row in range(self.height):
             start = row * self.stride
             band[:, :, row, start : start + (height - 1) * self.dilation + 1 : self.dilation] = w.reshape(channels, -1, height, width)
-        return band.reshape(channels, 1, -1, self.span * width)
+        return band[:, :, :, self.above : self.above + self.span].reshape(channels, 1, -1, self.span * width)
 
 
 def strips_of(window: SlidingWindow, counts: tuple[int, ...]) -> Iterator[Strips]:
@@ -104,10 +115,10 @@ def depthwise(
     """The convolution of inputs of a shape, [N, C, height, width], to one, [N, C · factor, *counts]. fixed: weights that never change."""
     batch, channels, *sizes = shape
     (rows, columns), factor, width = result[2:], result[1] // channels, window.kernel[1]
-    strips = tuple(strips_of(window, result[2:]))
+    strips = tuple(each.without_padding(begins[0], sizes[0]) for each in strips_of(window, result[2:]))
     known = None if fixed is None else [each.band(fixed, channels) for each in strips]
     taps = [overlap(tap * window.dilations[1] - begins[1], window.strides[1], sizes[1], columns) for tap in range(width)]
-    seen_rows = [overlap(each.first - begins[0], each.step, sizes[0], each.depth) for each in strips]
+    seen_rows = [overlap(each.first + each.step * each.above - begins[0], each.step, sizes[0], each.depth) for each in strips]
     depth = max(each.depth for each in strips)
     elements = depth * width * columns  # of a channel
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -34,20 +35,17 @@ class Epilogue:
         if self.activate is not None:
             self.activate(y)
 
+    def without_bias(self) -> Epilogue:
+        """What is left to do where the bias is added already."""
+        return Epilogue(self.factor, None, self.addend, self.activate)
+
 
 NOTHING = Epilogue()
 
 
-_ZEROS = np.zeros(1 << 12, np.float32)
-_ZEROS.flags.writeable = False
-
-
 def relu(x: Array) -> None:
-    """max(x, 0). NumPy compares with a row of zeros twice as fast as with one zero."""
-    if x.dtype == _ZEROS.dtype and x.shape[-1] <= len(_ZEROS):
-        np.maximum(x, _ZEROS[: x.shape[-1]], out=x)
-    else:
-        np.maximum(x, x.dtype.type(0), out=x)
+    """max(x, 0). NumPy clips four times as fast as it compares with one number."""
+    x.clip(0, inf, out=x)
 
 
 def swish(alpha: float) -> Activation:

@@ -102,6 +102,16 @@ class Threads:
         """Whether a product of matrices is to be divided over these threads, as BLAS has only one now."""
         return self.number > 1 and (self.blas_retreat.is_on() or not blas_threads().is_alone)
 
+    def split_products(self, size: int, smallest: int, compute: Compute) -> None:
+        """`split` where BLAS has one thread only; else one call, in which BLAS divides each product.
+
+        While BLAS's threads wait for the next product, they take the cores that ours would run on.
+        """
+        if self.divides_products():
+            self.split(size, smallest, compute)
+        else:
+            compute(0, size)
+
     def close(self) -> None:
         """End the helpers. They start again if there's more work."""
         with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import prod
 from time import perf_counter
@@ -24,14 +24,17 @@ from miniort_cpu.windows import Index, gather_windows, positions, scatter_window
 
 kernels = KernelTable("cpu")
 
-COLUMN_BYTES = 1 << 20
-"""Bytes of gathered windows that a core multiplies at a time: they should still be in its cache when the product reads them."""
+COLUMN_BYTES = 2 << 20
+"""Bytes of gathered windows that a core multiplies at a time: not so many that they leave the caches before the product reads them."""
 
 RESULT_BYTES = 768 << 10
 """Bytes of a product that a core works on at a time, for the same reason."""
 
 SMALLEST_RANGE = 64_000_000
-"""Multiplications that are worth waking a thread for. Smaller convolutions are left to BLAS's threads, which needn't be woken."""
+"""Multiplications that are worth waking a thread for, where BLAS has one thread only."""
+
+ONE_THREAD = 1 << 18
+"""Multiplications of a product that OpenBLAS leaves to one thread, which can't be kept waiting by another."""
 
 SMALL_PRODUCT = 4_000_000
 """Multiplications of a product that takes no longer than the calls around it."""
@@ -40,12 +43,20 @@ FEW_COLUMNS = 128
 """A product with fewer columns spends its time on packing the weights."""
 
 
+FEW_TAPS = 288
+"""So many products for each result, or fewer, take no longer with one more, by which the bias needs no pass over all results."""
+
+
 @dataclass(frozen=True)
 class Weights:
-    """A convolution's weights. dense: [M, C / groups, *kernel]; by_row: the same as [height, M, C / groups · width], or None."""
+    """A convolution's weights. dense: [M, C / groups, *kernel]; by_row: the same as [height, M, C / groups · width], or None.
+
+    with_bias: the weights of one group and the bias that belongs to them, as [M, C · kernel + 1], or None.
+    """
 
     dense: Array
     by_row: Array | None = None
+    with_bias: Array | None = None
 
 
 def _by_row(w: Array) -> Array:
@@ -65,6 +76,17 @@ Compute: TypeAlias = Callable[[Array, Weights, Array, Epilogue], None]
 """f(x, weights, out, epilogue) convolves inputs of one shape."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is known of inputs of one shape: the result's, what computes it (None where there's nothing to compute with), and as what its
+    times are watched for stalls of BLAS, "" for not at all.
+    """
+
+    shape: tuple[int, ...]
+    compute: Compute | None
+    watched: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Convolution:
     """A convolution with all that doesn't depend on data: the window, the groups, and where memory and threads come from.
@@ -77,20 +99,21 @@ class Convolution:
     allocate: Allocate
     threads: Threads
     fixed: Array | None = None
-    planned: Callable[[tuple[int, ...], int, bool], tuple[tuple[int, ...], Compute | None]] = field(init=False)
+    planned: Callable[[tuple[int, ...], int, bool], _Plan] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "planned", lru_cache(maxsize=64)(self.plan))
 
     def __call__(self, x: Array, weights: Weights, epilogue: Epilogue = NOTHING) -> Array:
         """x: [N, C, *sizes]; weights: of [M, C / groups, *kernel], x's dtype -> [N, M, *counts]."""
-        shape, compute = self.planned(x.shape, len(weights.dense), weights.by_row is not None)
+        plan = self.planned(x.shape, len(weights.dense), weights.by_row is not None)
+        shape, compute = plan.shape, plan.compute
         out: Array = self.allocate(shape, x.dtype)
         if compute is not None:
             started, threads = perf_counter(), self.threads
             compute(x if x.flags.c_contiguous else copied(self.allocate, x), weights, out, epilogue)
-            if threads.number > 1 and not threads.divides_products():
-                threads.blas_retreat.note(f"convolution {x.shape} {weights.dense.shape}", 1, perf_counter() - started)
+            if plan.watched and not threads.divides_products():
+                threads.blas_retreat.note(plan.watched, 1, perf_counter() - started)
         elif out.size:
             out[...] = 0  # all that a window sees is padding
             for image in range(shape[0]):
@@ -101,23 +124,28 @@ class Convolution:
         """The output's shape for an input's."""
         return (shape[0], features, *self.window.place(shape[2:]).counts)
 
-    def plan(self, shape: tuple[int, ...], features: int, packed: bool) -> tuple[tuple[int, ...], Compute | None]:
-        """The output's shape and what computes it; None where there's nothing to compute with."""
-        window, place = self.window, self.window.place(shape[2:])
+    def plan(self, shape: tuple[int, ...], features: int, packed: bool) -> _Plan:
+        """How inputs of a shape are convolved. packed: whether there are weights by row."""
         result = self.result_shape(shape, features)
-        weight = (features, shape[1] // self.groups, *window.kernel)
+        weight = (features, shape[1] // self.groups, *self.window.kernel)
         if not prod(result) or not prod(shape):
-            return result, None
+            return _Plan(result, None)
+        is_watched = self.threads.number > 1 and prod(result) * prod(weight[1:]) > ONE_THREAD
+        return _Plan(result, self._way(shape, result, weight, packed), f"convolution {shape} {weight}" if is_watched else "")
+
+    def _way(self, shape: tuple[int, ...], result: tuple[int, ...], weight: tuple[int, ...], packed: bool) -> Compute:
+        """The fastest way from inputs of a shape to a result. weight: [M, C / groups, *kernel]."""
+        window, place = self.window, self.window.place(shape[2:])
         if all(size == 1 for size in window.kernel) and not any(place.begins) and not any(place.ends):
-            return result, _points(self, shape, result)
+            return _points(self, shape, result)
         if weight[1] == 1 and self.groups > 1 and len(window.kernel) <= 2:
-            return result, self._depthwise(shape, result, place.begins)
+            return self._depthwise(shape, result, place.begins)
         if self.groups == 1 and len(window.kernel) == 2 and _prefers_rows(weight, prod(place.counts), packed):
-            return result, _rows(self, shape, result, place.begins)
+            return _rows(self, shape, result, place.begins)
         multiplications = prod(result) * prod(weight[1:])
-        if multiplications < SMALL_PRODUCT and shape[0] * shape[1] * prod(window.kernel) * prod(place.counts) * 4 < COLUMN_BYTES // 4:
-            return result, _few_windows(self, shape, result, place.begins)
-        return result, _columns(self, shape, result, place.begins)
+        if multiplications < SMALL_PRODUCT and shape[0] * shape[1] * prod(window.kernel) * prod(place.counts) * 4 < COLUMN_BYTES // 8:
+            return _few_windows(self, shape, result, place.begins)
+        return _columns(self, shape, result, place.begins)
 
     def _depthwise(self, shape: tuple[int, ...], result: tuple[int, ...], begins: tuple[int, ...]) -> Compute:
         window, fixed = self.window, self.fixed
@@ -169,6 +197,8 @@ def _points(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...]) -
         steps = (..., *(slice(0, (n - 1) * stride + 1, stride) for n, stride in zip(result[2:], how.window.strides, strict=True)))
     if how.groups > 1:
         return _grouped_points(how, batch, channels // how.groups, features // how.groups, points, steps)
+    if batch == 1 and features * channels * points < SMALL_PRODUCT:
+        return _few_points(how, channels, features, points, steps)
     by_features = batch == 1 and features > points
     few = max(SMALLEST_RANGE // max(channels * (points if by_features else features), 1), 1)
 
@@ -198,9 +228,21 @@ def _points(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...]) -
                 epilogue(part, image, slice(None), chosen)
 
         if by_features:
-            how.threads.split(features, few, of_features)
+            how.threads.split_products(features, few, of_features)
         else:
-            how.threads.split(batch * points, max(few, FEW_COLUMNS), of_points)
+            how.threads.split_products(batch * points, max(few, FEW_COLUMNS), of_points)
+
+    return compute
+
+
+def _few_points(how: Convolution, channels: int, features: int, points: int, steps: Index | None) -> Compute:
+    """The same of one image, by one product: what is small costs as many calls as it takes."""
+
+    def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
+        y = out.reshape(features, points)
+        seen = x if steps is None else x[steps]
+        np.matmul(weights.dense.reshape(features, channels), seen.reshape(channels, points), y)
+        epilogue(y, 0, slice(None), slice(None))
 
     return compute
 
@@ -222,7 +264,7 @@ def _grouped_points(how: Convolution, batch: int, inner: int, outer: int, points
                 np.matmul(w[start:end], xs[image, start:end], part)
                 epilogue(part.reshape(-1, points), image, slice(start * outer, end * outer), slice(None))
 
-        how.threads.split(groups, few, of_groups)
+        how.threads.split_products(groups, few, of_groups)
 
     return compute
 
@@ -263,43 +305,48 @@ def _columns(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], 
     window, groups, allocate = how.window, how.groups, how.allocate
     (batch, channels, *sizes), features, (first, *rest) = shape, result[1], result[2:]
     taps, width, points = channels // groups * prod(window.kernel), prod(rest), prod(result[2:])
-    row = channels * prod(window.kernel) * width
-
-    def gather(x: Array, space: Array, image: int, channel: slice, top: int, height: int) -> None:
-        start = (begins[0] - top * window.strides[0], *begins[1:])
-        seen = positions(window.kernel, window.strides, window.dilations, start, tuple(sizes), (height, *rest))
-        gather_windows(x[image, channel], space[: row * height].reshape(channels, *window.kernel, height, *rest)[channel], seen)
+    rows = channels * prod(window.kernel)
 
     def compute(x: Array, weights: Weights, out: Array, epilogue: Epilogue) -> None:
         w, ys = weights.dense.reshape(groups, features // groups, taps), out.reshape(batch, groups, features // groups, points)
+        ones = 0
+        if weights.with_bias is not None:
+            w, ones, epilogue = weights.with_bias[None], 1, epilogue.without_bias()
+
+        def seen(space: Array, image: int, top: int, height: int) -> Array:
+            """What windows of some rows see, and a row of ones for the bias. -> [groups, taps (+ 1), height · width], in `space`."""
+            columns = space[: (rows + ones) * height * width].reshape(rows + ones, height * width)
+            start = (begins[0] - top * window.strides[0], *begins[1:])
+            at = positions(window.kernel, window.strides, window.dilations, start, tuple(sizes), (height, *rest))
+            gather_windows(x[image], columns[:rows].reshape(channels, *window.kernel, height, *rest), at)
+            columns[rows:] = 1
+            return columns.reshape(groups, -1, height * width)
 
         def of_rows(start: int, end: int) -> None:
             size = _block_bytes(how, COLUMN_BYTES, end - start, batch * first)
-            limit = max(size // (row * x.itemsize), -(-FEW_COLUMNS // width))
-            space = allocate((row * min(limit, end - start, first),), x.dtype)
+            limit = max(size // (rows * width * x.itemsize), -(-FEW_COLUMNS // width))
+            space = allocate(((rows + ones) * width * min(limit, end - start, first),), x.dtype)
             for image, top, height in _pieces(start, end, first, limit):
-                gather(x, space, image, slice(None), top, height)
                 chosen = slice(top * width, (top + height) * width)
                 part = ys[image, :, :, chosen]
-                np.matmul(w, space[: row * height].reshape(groups, taps, height * width), part)
+                np.matmul(w, seen(space, image, top, height), part)
                 for group in range(groups):
                     outer = features // groups
                     epilogue(part[group], image, slice(group * outer, (group + 1) * outer), chosen)
 
         if groups == 1 and batch == 1 and features > points:
-            space = allocate((row * first,), x.dtype)
-            few = max(SMALLEST_RANGE // (16 * prod(window.kernel) * points), 1)
-            how.threads.split(channels, few, lambda start, end: gather(x, space, 0, slice(start, end), 0, first))
-            seen = space.reshape(taps, points)
+            (columns,) = seen(allocate(((rows + ones) * points,), x.dtype), 0, 0, first)
 
             def of_features(start: int, end: int) -> None:
                 part = ys[0, 0, start:end]
-                np.matmul(w[0, start:end], seen, part)
+                np.matmul(w[0, start:end], columns, part)
                 epilogue(part, 0, slice(start, end), slice(None))
 
-            how.threads.split(features, max(SMALLEST_RANGE // (taps * points), 1), of_features)
+            how.threads.split_products(features, max(SMALLEST_RANGE // (taps * points), 1), of_features)
         else:
-            how.threads.split(batch * first, max(SMALLEST_RANGE // (features * taps * width), -(-FEW_COLUMNS // width), 1), of_rows)
+            how.threads.split_products(
+                batch * first, max(SMALLEST_RANGE // (features * taps * width), -(-FEW_COLUMNS // width), 1), of_rows
+            )
 
     return compute
 
@@ -383,10 +430,10 @@ def _rows(how: Convolution, shape: tuple[int, ...], result: tuple[int, ...], beg
                 multiply(rows, parts, slice(start, end), total, allocate(total.shape, x.dtype))
                 epilogue(total, 0, slice(start, end), slice(None))
 
-            how.threads.split(features, max(SMALLEST_RANGE // (taps * window.kernel[0] * points), 1), of_features)
+            how.threads.split_products(features, max(SMALLEST_RANGE // (taps * window.kernel[0] * points), 1), of_features)
         else:
             smallest = SMALLEST_RANGE // (features * taps * window.kernel[0] * width)
-            how.threads.split(batch * height, max(smallest, -(-FEW_COLUMNS // width), 1), of_rows)
+            how.threads.split_products(batch * height, max(smallest, -(-FEW_COLUMNS // width), 1), of_rows)
 
     return compute
 
@@ -412,6 +459,9 @@ def convolution(node: NodeContext, activate: Activation | None, scaled: bool = F
     """
     weights, biases = _prepared_weights(node, 1), None if scaled else widened_constant(node, 2)
     convolution_of = convolver(node, None if weights is None else weights.dense)
+    if weights is not None and biases is not None and node.attribute("group", 1) == 1 and prod(weights.dense.shape[1:]) <= FEW_TAPS:
+        rows = weights.dense.reshape(len(weights.dense), -1)
+        weights = replace(weights, with_bias=np.concatenate((rows, biases[:, None]), 1))
     known = None if weights is None else (convolution_of(weights.dense.shape[2:]), weights)
     is_fixed = not scaled and not node.has_input(3) and (biases is not None or not node.has_input(2))
     fixed = Epilogue(None, None if biases is None else biases[:, None], None, activate) if is_fixed else None
@@ -552,7 +602,7 @@ def _spread_windows(allocate: Allocate, threads: Threads, x: Array, w: Array, gr
             for tap in np.ndindex(*kernel):
                 target[(slice(None), *(slice(at, None, size) for at, size in zip(tap, kernel, strict=True)))] = taps[(slice(None), *tap)]
 
-    threads.split(batch * first, max(SMALLEST_RANGE // max(channels // groups * row, 1), 1), of_rows)
+    threads.split_products(batch * first, max(SMALLEST_RANGE // max(channels // groups * row, 1), 1), of_rows)
     return y
 
 

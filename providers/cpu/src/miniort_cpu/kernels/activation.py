@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
-from math import pi, sqrt
+from math import inf, pi, sqrt
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,6 +68,8 @@ def blockwise(formula: Callable[[NodeContext], Formula]) -> CompileKernel:
 
 
 def _relu(x: Array, out: Any) -> Array:
+    if x.dtype == FLOAT32 or x.dtype == FLOAT64:
+        return x.clip(0, inf, out=out)  # four times as fast as a comparison with one number
     return np.maximum(x, x.dtype.type(0), out=out)  # type: ignore[no-any-return]
 
 
@@ -93,12 +95,14 @@ def sigmoid_op(node: NodeContext) -> Formula:
 @kernels.register("Swish", versions=(24, None), written_over=(0,))
 @blockwise
 def swish(node: NodeContext) -> Formula:
-    """`x` · sigmoid(alpha · x) (Swish; with alpha 1 it's also called SiLU)."""
+    """`x` · sigmoid(alpha · x) = x / (1 + exp(-alpha · x)) (Swish; with alpha 1 it's also called SiLU)."""
     alpha = node.attribute("alpha", 1.0)
 
     def compute(x: Array, y: Array) -> None:
-        sigmoid(x if alpha == 1.0 else np.multiply(x, alpha, out=y), y)
-        np.multiply(x, y, out=y)
+        np.multiply(x, -alpha, out=y)
+        np.exp(y, out=y)
+        np.add(y, 1, out=y)
+        np.divide(x, y, out=y)
 
     return compute
 

@@ -19,13 +19,9 @@ kernels = KernelTable("cpu")
 def _rounded(x: Array) -> Array:
     """`x` rounded to the 256 values that its own range gives, as DynamicQuantizeLinear does. x: [...] float32 -> same shape."""
     scale, zero_point = dynamic_scale(x)
-    shift = zero_point.astype(FLOAT32)
     y = np.divide(x, scale, out=...)
     np.rint(y, out=y)
-    np.add(y, shift, out=y)
-    np.fmax(y, 0, out=y)  # fmax and not maximum, for NaN has no integer of its own
-    np.minimum(y, 255, out=y)
-    np.subtract(y, shift, out=y)
+    np.minimum(y, 255.0 - float(zero_point), out=y)  # none comes out below -zero_point, as the smallest is rounded like it
     return np.multiply(y, scale, out=y)
 
 

@@ -154,14 +154,14 @@ def dynamic_scale(x: Array) -> tuple[Array, Array]:
 
     The specification's formula divides 0 by 0 where x has no value but 0 (or none at all); the scale is 1 then, as in onnxruntime.
     """
-    low = np.minimum(np.minimum.reduce(x, None, initial=0), np.float32(0))
-    high = np.maximum(np.maximum.reduce(x, None, initial=0), np.float32(0))
+    low, high = np.minimum.reduce(x, None, initial=0), np.maximum.reduce(x, None, initial=0)
     scale = np.float32(1) if high == low else np.float32(high - low) / np.float32(255)
-    zero_point = np.rint(np.fmax(np.minimum(-low / scale, np.float32(255)), np.float32(0)))
+    place = float(-low / scale)
+    zero_point = round(min(place, 255.0)) if place > 0 else 0  # to even, as numpy.rint; 0 for NaN
     return np.array(scale, np.float32), np.array(zero_point, np.uint8)
 
 
-BLOCK = 16 * 1024
+BLOCK = 64 * 1024
 """Elements that are quantized at a time, so that all steps but the first find them in the cache."""
 
 

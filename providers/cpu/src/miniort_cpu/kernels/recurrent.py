@@ -87,7 +87,7 @@ def _hard_sigmoid(alpha: float, beta: float) -> Activation:
     def activate(x: Array) -> None:
         np.multiply(x, alpha, out=x)
         np.add(x, beta, out=x)
-        np.clip(x, 0, 1, out=x)
+        x.clip(0, 1, out=x)
 
     return activate
 
@@ -149,7 +149,7 @@ class Limits:
 
     def __call__(self, x: Array) -> None:
         if self.clip is not None:
-            np.clip(x, -self.clip, self.clip, out=x)
+            x.clip(-self.clip, self.clip, out=x)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from miniort.types import Array
 from miniort_numba.atomics import bytes_at, floats_at, words_at
 from miniort_numba.compiled.attention import find_ranges, hide, largest, softmax
 from miniort_numba.compiled.row_products import add_values, multiply_keys
+from miniort_numba.compiled.tiles import LANES
 from miniort_numba.options import LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -21,6 +22,9 @@ UNITS_PER_THREAD = 4
 
 KEYS = 128
 """Keys that a part should have at least."""
+
+ELEMENTS_TOGETHER = 8192
+"""Elements of keys, or of values, that all queries of a key head are multiplied with in turn, while they're in the first cache."""
 
 _WORDS = 22
 _HIDDEN = np.float32(-np.inf)
@@ -43,34 +47,47 @@ def _attend_parts(arguments: int, begin: int, end: int) -> None:
     range_rows, range_heads = words[20], words[21]
     ranges = carray(words_at(words[19]), (range_rows, range_heads, 1, 3))
     length = -(-keys // parts)
-    q, scores = np.empty(size, np.float32), np.empty(length, np.float32)
+    block = max(LANES, ELEMENTS_TOGETHER // max(1, size, width) // LANES * LANES)
+    q, scores, places = np.empty((group, size), np.float32), np.empty((group, length), np.float32), np.empty((group, 2), np.int64)
     for unit in range(begin, end):
         row, rest = unit // (kv_heads * parts), unit % (kv_heads * parts)
         kv_head, part = rest // parts, rest % parts
+        base = part * length
+        keys_at = words[1] + row * words[13] + kv_head * words[14]
+        values_at = words[2] + row * words[15] + kv_head * words[16]
         results = carray(floats_at(words[18] + 4 * unit * group * (2 + width)), (group, 2 + width))
+        low, high = base + length, base
         for i in range(group):
             head = kv_head * group + i
             seen = ranges[row if range_rows > 1 else 0, head if range_heads > 1 else 0, 0]
-            first, last = max(seen[0], part * length), min(seen[1], (part + 1) * length)
-            result = results[i]
-            result[0], result[1] = _HIDDEN, 0
-            result[2:] = 0
-            if first >= last:
-                continue
-            count = last - first
+            first, last = max(seen[0], base), min(seen[1], base + length)
+            places[i, 0], places[i, 1] = first, max(first, last)
+            if first < last:
+                low, high = min(low, first), max(high, last)
             source = carray(floats_at(words[0] + row * words[11] + head * words[12]), size)
             for d in range(size):
-                q[d] = source[d] * scale
-            key = carray(floats_at(words[1] + row * words[13] + kv_head * words[14] + 4 * first * size), (count, size))
-            value = carray(floats_at(words[2] + row * words[15] + kv_head * words[16] + 4 * first * width), (count, width))
-            own = scores[:count]
-            multiply_keys(own, q, key)
-            if seen[2]:
+                q[i, d] = source[d] * scale
+        for start in range(low, high, block):
+            for i in range(group):
+                first, last = max(places[i, 0], start), min(places[i, 1], start + block)
+                if first < last:
+                    key = carray(floats_at(keys_at + 4 * first * size), (last - first, size))
+                    multiply_keys(scores[i, first - base : last - base], q[i], key)
+        for i in range(group):
+            head, first, last = kv_head * group + i, places[i, 0], places[i, 1]
+            own, result = scores[i, first - base : last - base], results[i]
+            if ranges[row if range_rows > 1 else 0, head if range_heads > 1 else 0, 0, 2]:
                 mask = words[3] + row * (words[17] & 0xFFFFFFFF) + head * (words[17] >> 32) + first
-                hide(own, carray(bytes_at(mask), count))
+                hide(own, carray(bytes_at(mask), last - first))
             result[0] = largest(own)
             result[1] = softmax(own)
-            add_values(result[2:], own, value)
+            result[2:] = 0
+        for start in range(low, high, block):
+            for i in range(group):
+                first, last = max(places[i, 0], start), min(places[i, 1], start + block)
+                if first < last:
+                    value = carray(floats_at(values_at + 4 * first * width), (last - first, width))
+                    add_values(results[i, 2:], scores[i, first - base : last - base], value)
 
 
 ATTEND_PARTS = address_of(_attend_parts)

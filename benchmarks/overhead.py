@@ -4,7 +4,7 @@
 
 A step is the plan's loop, its kernels, and what a generator does around a run: feeds, the sampler, the history. The loop is measured with
 kernels that only hand on what a run of theirs gave; the generator is what is left of a step without the session's run. Loop and
-generator are the engine's own; kernels on tiny tensors cost what NumPy's calls cost.
+generator are the engine's own; kernels on tiny tensors cost what NumPy's calls cost. A replayed step is its calls, and what's around them.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from random_decoder import CONFIGS, write
 from miniort import SessionOptions
 from miniort.generation import Decoder, Generator, open_decoder
 from miniort.runtime.plan import Plan
+from miniort.tape import Tape
 
 SMALL: Mapping[str, Mapping[str, Any]] = {
     "gpt2-small": {"n_embd": 24, "vocab_size": 256},
@@ -98,6 +99,35 @@ def measure(decoder: Decoder, steps: int) -> None:
     print(f"{'engine: loop and generator':<28} {alone + outside:7.3f} ms")
 
 
+def measure_replays(decoder: Decoder, steps: int) -> None:
+    """Print where the time of a replayed step goes."""
+    played: list[tuple[int, float]] = []
+    play = Tape.play
+
+    def timed(self: Tape) -> None:
+        started = time.perf_counter()
+        play(self)
+        played.append((len(self), time.perf_counter() - started))
+
+    Tape.play = timed  # type: ignore[method-assign]
+    generator = Generator(decoder, decoder.new_cache("static", max_length=1024), decoder.new_sampler(), end_tokens=())
+    generator.append_tokens(np.arange(16)[None] % 250)
+    for _ in range(3):
+        generator.step()
+
+    def around() -> float:
+        count, started = len(played), time.perf_counter()
+        generator.step()
+        whole = time.perf_counter() - started
+        return whole - played[-1][1] if len(played) > count else float("inf")  # the cache has grown, and the step was noted down anew
+
+    outside = best(around, steps)
+    calls, inside = played[-1][0], min(seconds for _, seconds in played) * 1e3
+    print(f"{'a replayed step':<28} {inside + outside:7.3f} ms")
+    print(f"{'  calls, tiny tensors':<28} {inside:7.3f} ms, {calls} of {inside / calls * 1e3:.2f} µs")
+    print(f"{'engine: what is around them':<28} {outside:7.3f} ms")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(SMALL), default="gpt2-small")
@@ -108,9 +138,10 @@ def main() -> None:
         config = {**CONFIGS[arguments.model], **SMALL[arguments.model]}
         source = write(config, Path(folder) / "model", arguments.model)
         providers = arguments.providers.split(",") if arguments.providers else None
-        decoder = open_decoder(source, options=SessionOptions(intra_op_num_threads=1), providers=providers)
-        measure(decoder, arguments.steps)
-        decoder.close()
+        for replay, measurement in ((False, measure), (True, measure_replays)):
+            decoder = open_decoder(source, options=SessionOptions(intra_op_num_threads=1), providers=providers, replay=replay)
+            measurement(decoder, arguments.steps)
+            decoder.close()
 
 
 if __name__ == "__main__":

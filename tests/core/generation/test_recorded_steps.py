@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from miniort.generation import open_decoder
+from miniort.generation.cache import reserved_size
 from miniort.generation.recorded_steps import RecordedSteps, ReplayCounts
 from miniort.generation.step_feeds import Step
 
@@ -94,3 +95,11 @@ def test_a_step_that_gives_other_logits_is_not_replayed() -> None:
     *ways, obstacle = run_steps(Told(found=0.1), 4)
     assert ways == ["ordinary"] * 4
     assert "it gives other logits" in obstacle
+
+
+@pytest.mark.parametrize(
+    ("length", "room", "size"),
+    [(0, 1000, 256), (254, 1000, 256), (255, 1000, 512), (600, 1000, 1000), (998, 1000, 1000), (999, 1000, None)],
+)
+def test_a_cache_is_recorded_at_few_sizes(length: int, room: int, size: int | None) -> None:
+    assert reserved_size(length, room, 256) == size

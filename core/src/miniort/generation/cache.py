@@ -161,6 +161,20 @@ class ReservesTokens(Protocol):
         """Take one token of every layer as appended: the device has written them."""
 
 
+def reserved_size(length: int, room: int, step: int) -> int | None:
+    """For how many tokens a cache of that length is recorded: `step` doubled as often as needed, so that little is looked at in vain.
+
+    There's room for two more tokens: with room for one alone a step at that size is the ordinary step, and nothing could be told by
+    comparing them. room: tokens that the buffers hold; None if two more are too many.
+    """
+    needed = length + 2
+    if needed > room:
+        return None
+    while step < needed:
+        step *= 2
+    return min(step, room)
+
+
 @dataclass(frozen=True)
 class CacheLayoutInfo:
     """A cache layout that a plugin offers. `create(spec, **options)` makes an empty cache.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from miniort.generation.cache import CacheSpec
+from miniort.generation.cache import CacheSpec, reserved_size
 from miniort.types import Array, IntArray
 from miniort_cache_layouts.arguments import check_append, check_commit, check_crop, checked_rows, require_positive
 from miniort_cache_layouts.reserved import ReservedBuffers
@@ -81,18 +81,12 @@ class StaticCache:
         return np.arange(self.length, dtype=np.int64)
 
     def reserved(self) -> ReservedBuffers | None:
-        """The buffers at a size with room for two more tokens: `step` doubled as often as needed, so that little is looked at in vain.
-
-        For two, because with room for one alone a step at that size is the ordinary step, and nothing could be told by comparing them.
-        """
-        room, needed = min(keys.shape[2] for keys, _ in self._buffers), self.length + 2
-        if needed > room:
+        """The buffers at a size with room for two more tokens, see `reserved_size`."""
+        size = reserved_size(self.length, min(keys.shape[2] for keys, _ in self._buffers), self._step)
+        if size is None:
             return None
-        if self._reserved is None or self._reserved.size < needed or not self._reserved.is_of(self._buffers):
-            size = self._step
-            while size < needed:
-                size *= 2
-            self._reserved = ReservedBuffers(self._buffers, min(size, room))
+        if self._reserved is None or self._reserved.size < self.length + 2 or not self._reserved.is_of(self._buffers):
+            self._reserved = ReservedBuffers(self._buffers, size)
         return self._reserved
 
     def note_replay(self) -> None:

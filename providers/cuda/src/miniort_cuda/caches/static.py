@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from miniort.errors import PluginError
-from miniort.generation.cache import CacheSpec
+from miniort.generation.cache import CacheSpec, reserved_size
 from miniort.types import IntArray
 from miniort_cuda.caches.memory import DeviceCache, DeviceMemory, copied
 from miniort_cuda.caches.reserved import ReservedBuffers
@@ -80,18 +80,12 @@ class StaticCache(DeviceCache):
         return other
 
     def reserved(self) -> ReservedBuffers | None:
-        """The buffers at a size with room for two more tokens: `step` doubled as often as needed, so that little is looked at in vain.
-
-        For two, because with room for one alone a step at that size is the ordinary step, and nothing could be told by comparing them.
-        """
-        room, needed = min(keys.shape[2] for keys, _ in self._buffers), self.length + 2
-        if needed > room:
+        """The buffers at a size with room for two more tokens, see `reserved_size`."""
+        size = reserved_size(self.length, min(keys.shape[2] for keys, _ in self._buffers), self._step)
+        if size is None:
             return None
-        if self._reserved is None or self._reserved.size < needed:
-            size = self._step
-            while size < needed:
-                size *= 2
-            self._reserved = ReservedBuffers(self.memory, self._buffers, min(size, room))
+        if self._reserved is None or self._reserved.size < self.length + 2:
+            self._reserved = ReservedBuffers(self.memory, self._buffers, size)
         return self._reserved
 
     def note_replay(self) -> None:

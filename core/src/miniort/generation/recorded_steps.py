@@ -1,7 +1,8 @@
-"""Steps of one token that a device records once and then replays, each with other tokens, masks and positions.
+"""Steps of one token that are recorded once, by a device or on a tape, and then replayed, each with other tokens, masks and positions.
 
-What the host decides in a step must then be the same in all of them. The length of the cache isn't, so a recorded step is fed as though the
-cache were full: its mask covers all tokens that there's room for, and hides those that aren't there yet. The device is told where to write.
+What is decided when a step is recorded must then be the same in all of them. The length of the cache isn't, so a recorded step is fed as
+though the cache were full: its mask covers all tokens that there's room for, and hides those that aren't there yet. The cache is told where
+to write.
 That gives what an ordinary step gives where the graph takes padding and positions from its inputs. If the length of its past mattered as
 well, as it does for a sliding window, the two would differ, and the more the shorter the past: so the step that's recorded is run both ways
 and compared, and a shorter one is recorded anew.

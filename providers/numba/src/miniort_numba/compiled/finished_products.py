@@ -51,6 +51,18 @@ GELU, HEADS, GATE = address_of(_gelu), address_of(_heads), address_of(_gate)
 
 
 @njit(**PLAIN)
+def _multiply(
+    board: int, helpers: int, by_rows: int, by_strips: int, a: Array, b: Array, unit: int, bands: int, finish: int, words: Array, y: Array
+) -> None:
+    """y = a · b for one row or many, then `finish`, told `words`; the others as for `multiply_many_rows`."""
+    if a.shape[0] == 1:
+        multiply_row(board, helpers, by_rows, a[0], b, finish, words.ctypes.data, y[0])
+    else:
+        multiply_many_rows(board, helpers, by_strips, a, b, unit, bands, finish, words.ctypes.data, y)
+    keep(words)
+
+
+@njit(**PLAIN)
 def multiply_and_gelu(
     board: int, helpers: int, by_rows: int, by_strips: int, finish: int, a: Array, b: Array, bias: Array, y: Array
 ) -> None:
@@ -60,11 +72,7 @@ def multiply_and_gelu(
     """
     words = np.empty(3, np.int64)
     words[0], words[1], words[2] = y.ctypes.data, bias.ctypes.data, y.shape[1]
-    if a.shape[0] == 1:
-        multiply_row(board, helpers, by_rows, a[0], b, finish, words.ctypes.data, y[0])
-    else:
-        multiply_many_rows(board, helpers, by_strips, a, b, 1, 1, finish, words.ctypes.data, y)
-    keep(words)
+    _multiply(board, helpers, by_rows, by_strips, a, b, 1, 1, finish, words, y)
 
 
 @njit(**PLAIN)
@@ -77,11 +85,7 @@ def multiply_and_gate(
     """
     words = np.empty(3, np.int64)
     words[0], words[1], words[2] = product.ctypes.data, y.ctypes.data, y.shape[1]
-    if a.shape[0] == 1:
-        multiply_row(board, helpers, by_rows, a[0], b, finish, words.ctypes.data, product[0])
-    else:
-        multiply_many_rows(board, helpers, by_strips, a, b, 1, 2, finish, words.ctypes.data, product)
-    keep(words)
+    _multiply(board, helpers, by_rows, by_strips, a, b, 1, 2, finish, words, product)
 
 
 @njit(**PLAIN)
@@ -110,8 +114,4 @@ def multiply_and_split_heads(
     """
     words = heads_words(product, bias, cosines, sines, table, dim, side_by_side, y)
     rows = product.reshape(a.shape[0], b.shape[1])
-    if a.shape[0] == 1:
-        multiply_row(board, helpers, by_rows, a[0], b, finish, words.ctypes.data, rows[0])
-    else:
-        multiply_many_rows(board, helpers, by_strips, a, b, unit, 1, finish, words.ctypes.data, rows)
-    keep(words)
+    _multiply(board, helpers, by_rows, by_strips, a, b, unit, 1, finish, words, rows)

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from miniort.types import Array
 from miniort_numba.atomics import floats_at, words_at
 from miniort_numba.compiled.multiply_add import add_row, dot_products
-from miniort_numba.compiled.tiles import LANES
+from miniort_numba.compiled.tiles import LANES, vector_multiply_add
 from miniort_numba.options import LOOP, PLAIN
 from miniort_numba.team import PART, address_of, keep, share
 
@@ -47,7 +47,7 @@ def _add_deep(typingctx: Any, y: Any, y_step: Any, a: Any, a_step: Any, b: Any, 
         y, y_step, a, a_step, b, b_step, rows, columns = given
         y, a, b = (builder.inttoptr(each, _FLOAT.as_pointer()) for each in (y, a, b))
         byte = ir.IntType(8).as_pointer()
-        multiply_add = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32")
+        multiply_add = vector_multiply_add(builder)
         prefetch = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD]), "llvm.prefetch.p0"
         )

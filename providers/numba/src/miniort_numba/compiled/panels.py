@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from miniort.types import Array
 from miniort_numba.compiled.integers import subtract_zero
 from miniort_numba.compiled.row_products import WIDTH, add_values
-from miniort_numba.compiled.tiles import LANES, STRIP, add_strip
+from miniort_numba.compiled.tiles import LANES, STRIP, add_strip, vector_multiply_add
 from miniort_numba.options import EACH, LOOP, PLAIN
 
 ROW_BY_ROW, BYTES_ROW_BY_ROW = 3, 4
@@ -56,7 +55,7 @@ def _multiply_bytes(typingctx: Any, y: Any, a: Any, b: Any, pairs: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         y, a = (builder.inttoptr(each, _FLOAT.as_pointer()) for each in given[:2])
         b, pairs = builder.inttoptr(given[2], ir.IntType(8).as_pointer()), given[3]
-        multiply_add = cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32")
+        multiply_add = vector_multiply_add(builder)
         undefined, first_lane, zero = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_PLACES, None), ir.Constant(_VECTOR, None)
         columns = range(0, WIDTH, LANES)
         before, loop, after = builder.block, builder.append_basic_block("sum"), builder.append_basic_block("summed")

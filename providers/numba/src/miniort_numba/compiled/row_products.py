@@ -9,12 +9,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from miniort.types import Array
 from miniort_numba.compiled.multiply_add import add_rows, dot_products
-from miniort_numba.compiled.tiles import LANES
+from miniort_numba.compiled.tiles import LANES, vector_multiply_add
 from miniort_numba.options import PLAIN
 
 _FLOAT, _INTEGER = ir.FloatType(), ir.IntType(64)
@@ -31,10 +30,6 @@ def _load(builder: Any, base: Any, offset: Any) -> Any:
 
 def _store(builder: Any, value: Any, base: Any, offset: Any) -> None:
     builder.store(value, builder.bitcast(builder.gep(base, [offset]), _VECTOR.as_pointer()), align=_UNALIGNED)
-
-
-def _multiply_add(builder: Any) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32")
 
 
 def _sums_of_lanes(builder: Any, vectors: list[Any]) -> Any:
@@ -58,7 +53,7 @@ def _dot_lanes(typingctx: Any, y: Any, a: Any, b: Any, inner: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         y, a, b = (builder.inttoptr(each, _FLOAT.as_pointer()) for each in given[:3])
         inner, zero = given[3], ir.Constant(_VECTOR, None)
-        multiply_add = _multiply_add(builder)
+        multiply_add = vector_multiply_add(builder)
         rows = [builder.gep(b, [builder.mul(ir.Constant(_INTEGER, row), inner)]) for row in range(LANES)]
         before, loop, after = builder.block, builder.append_basic_block("sum"), builder.append_basic_block("summed")
         builder.branch(loop)
@@ -88,7 +83,7 @@ def _add_pairs(typingctx: Any, y: Any, a: Any, b: Any, step: Any, count: Any) ->
     def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
         y, a, b = (builder.inttoptr(each, _FLOAT.as_pointer()) for each in given[:3])
         step, count = given[3:]
-        multiply_add = _multiply_add(builder)
+        multiply_add = vector_multiply_add(builder)
         undefined, first_lane, zero = ir.Constant(_VECTOR, ir.Undefined), ir.Constant(_PLACES, None), ir.Constant(_VECTOR, None)
         columns = range(0, WIDTH, LANES)
         start = [_load(builder, y, ir.Constant(_INTEGER, column)) for column in columns] + [zero for _ in columns]

@@ -33,6 +33,11 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _UNALIGNED = 4
 
 
+def vector_multiply_add(builder: Any) -> Any:
+    """LLVM's function that gives a · b + c of three vectors, for code that `builder` builds."""
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32")
+
+
 def _tile(rows: int, fresh: bool = False, turned: bool = False) -> Any:
     """The function for tiles of so many rows. fresh: y's old contents don't count. turned: a is given as its transpose, [inner, rows]."""
 
@@ -43,9 +48,7 @@ def _tile(rows: int, fresh: bool = False, turned: bool = False) -> Any:
         def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
             y_at, y_step, a_at, a_step, b_at, b_step, inner = given
             y_at, a_at, b_at = (builder.inttoptr(each, _FLOAT.as_pointer()) for each in (y_at, a_at, b_at))
-            multiply_add = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{LANES}f32"
-            )
+            multiply_add = vector_multiply_add(builder)
 
             def constant(value: int) -> Any:
                 return ir.Constant(_INTEGER, value)

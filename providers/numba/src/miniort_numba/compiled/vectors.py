@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from miniort.types import Array
-from miniort_numba.compiled.tiles import LANES
+from miniort_numba.compiled.tiles import LANES, vector_multiply_add
 from miniort_numba.options import PLAIN
 
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(64)
@@ -128,8 +128,7 @@ Combine = Callable[[Any, Any, Any, Any], Any]
 
 
 def _add_multiple(builder: Any, total: Any, seen: Any, factor: Any) -> Any:
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fmuladd.v{LANES}f32"), [factor, seen, total])
+    return builder.call(vector_multiply_add(builder), [factor, seen, total])
 
 
 def _larger(builder: Any, largest: Any, seen: Any, factor: Any) -> Any:
